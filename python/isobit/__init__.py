@@ -1,6 +1,6 @@
-"""Client of isobit: rollout and trainer logprobs that are equal in every bit.
+"""The client of isobit: rollout and trainer logprobs that are equal in every bit.
 
-Its names are imported when they are first used, so that `isobit.torch` needs none of the client's packages.
+Names are imported when they are first used, so that `isobit.torch` works without the client's packages.
 """
 
 import importlib

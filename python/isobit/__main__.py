@@ -1,4 +1,4 @@
-"""`python -m isobit`: the command isobit, where its script is not on PATH."""
+"""`python -m isobit`: the command isobit, for when its script is not on PATH."""
 
 import sys
 

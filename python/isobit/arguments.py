@@ -1,4 +1,4 @@
-"""Checks of arguments: integers, numbers, token ids, directories. Errors say what to give."""
+"""Checks of arguments: integers, numbers, token ids, directories. Errors say what was expected."""
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +17,14 @@ _MAX_FLOAT = float(np.finfo(np.float32).max)
 
 
 def integer(name: str, value: Any, bounds: tuple[int, int]) -> int:
-    """`value` as a Python integer. A bool of any library is none.
+    """Returns `value` as a Python integer. A bool, of any library, does not count as an integer.
+
+    Args:
+      bounds: the smallest and the largest allowed value.
 
     Raises:
-      TypeError: it is no integer.
-      ValueError: it is out of `bounds`, which are inclusive.
+      TypeError: `value` is not an integer.
+      ValueError: `value` is out of bounds.
     """
     try:
         number = None if is_bool(value) else operator.index(value)
@@ -35,12 +38,17 @@ def integer(name: str, value: Any, bounds: tuple[int, int]) -> int:
 
 
 def optional_integer(name: str, value: Any, bounds: tuple[int, int]) -> int | None:
-    """As integer(); None stays None."""
+    """Like integer(), but None stays None."""
     return None if value is None else integer(name, value, bounds)
 
 
 def number(name: str, value: Any) -> float:
-    """`value` as a float that fits fp32. Raises as integer() does."""
+    """Returns `value` as a float that fits fp32.
+
+    Raises:
+      TypeError: `value` is not a number.
+      ValueError: it is not finite, or does not fit fp32.
+    """
     if is_bool(value) or not isinstance(value, int | float | np.integer | np.floating):
         raise wrong_type(name, value, "a number")
     if not abs(value) <= _MAX_FLOAT:  # false for NaN too
@@ -58,15 +66,15 @@ def wrong_type(name: str, value: Any, expected: str) -> TypeError:
 
 
 def token_list(token_ids: TokenIds, name: str) -> list[int]:
-    """`token_ids` as Python integers.
+    """Returns `token_ids` as Python integers.
 
     Raises:
-      TypeError: `token_ids` is not one row of integers; the message names `name`.
-      ValueError: an id does not fit the 32 bits that it has on the wire.
+      TypeError: `token_ids` is not one row of integers; the message contains `name`.
+      ValueError: an id does not fit into 32 bits, its size on the wire.
     """
     if _is_text(token_ids) or (_is_row(token_ids) and any(map(_is_text, token_ids))):
         raise TypeError(
-            f"{name} is text, {_short(token_ids)}: expected token ids, one row of integers. The services know"
+            f"{name} is text, {_short(token_ids)}: expected token ids, one row of integers. The services take"
             " no text: isobit.Tokenizer(directory).encode gives the ids"
         )
     if hasattr(token_ids, "dtype"):
@@ -81,7 +89,8 @@ def token_list(token_ids: TokenIds, name: str) -> list[int]:
 
 
 def token_rows(rows: Sequence[TokenIds], name: str, one: str) -> list[list[int]]:
-    """Rows of token ids. `one` says what to do with a single row. Raises as token_list() does."""
+    """Returns rows of token ids. `one`: the advice for a caller who passes a single row. Raises as
+    token_list() does."""
     if _is_text(rows):
         return [token_list(rows, name)]  # raises
     if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
@@ -93,7 +102,7 @@ def token_rows(rows: Sequence[TokenIds], name: str, one: str) -> list[list[int]]
 
 
 def pairs(sequences: Any, name: str) -> list[tuple[list[int], list[int]]]:
-    """Pairs of prompt and completion. Raises as token_list() does."""
+    """Returns pairs of prompt and completion. Raises as token_list() does."""
     if not isinstance(sequences, Iterable) or isinstance(sequences, str | bytes | Mapping):
         raise wrong_type(name, sequences, "a sequence of pairs of prompt and completion token ids")
     sequences = list(sequences)
@@ -110,18 +119,22 @@ def pairs(sequences: Any, name: str) -> list[tuple[list[int], list[int]]]:
 
 
 def draft_texts(draft: DraftTokenIds) -> list[list[int]]:
-    """One text, or a text for each sample."""
+    """Returns the draft texts: one, or one for each sample."""
     if _is_row(draft) and len(draft) > 0 and _is_row(draft[0]):
         return [token_list(text, f"draft_token_ids[{index}]") for index, text in enumerate(draft)]
     return [token_list(draft, "draft_token_ids")]
 
 
 def file_of_model(directory: str | Path, name: str) -> Path:
-    """Where the file `name` of a model is. FileNotFoundError: there is no such directory."""
+    """The path of the file `name` in a model directory.
+
+    Raises:
+      FileNotFoundError: the directory does not exist.
+    """
     path = Path(directory) / name
     if not path.parent.is_dir():
         raise FileNotFoundError(
-            f"{path} is missing: {directory} is no directory. A hub's model must be downloaded first"
+            f"{path} is missing: {directory} is not a directory. A model on the hub must be downloaded first"
         )
     return path
 

@@ -1,7 +1,7 @@
-"""An event loop in a thread of this package's own: synchronous clients do many calls at once on it.
+"""An event loop in a thread of this package: synchronous clients make many calls at the same time on it.
 
-A thread for each call would cost more: gRPC wakes every thread that waits ten times a second, which takes
-all of the interpreter's time at some hundreds of threads.
+A thread for each call would cost more: gRPC wakes every waiting thread ten times a second, and at some
+hundreds of threads that takes all of the interpreter's time.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _made_in = forks.NEVER
 
 
 def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of `coroutine`. An interrupt of the caller cancels it."""
+    """Returns the result of `coroutine`. If the caller is interrupted, the coroutine is cancelled."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _running_loop())
     try:
         return future.result()
@@ -29,11 +29,11 @@ def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process; it runs until the process ends."""
+    """Returns the loop of this process. It runs until the process ends."""
     global _loop, _made_in
     with _lock:
         if _loop is None or not forks.is_own(_made_in):
             _loop, _made_in = asyncio.new_event_loop(), forks.generation()
-            # A daemon: neither an interrupt nor the end of the interpreter waits for it.
+            # A daemon thread: neither an interrupt nor the end of the interpreter waits for it.
             threading.Thread(target=_loop.run_forever, name="isobit", daemon=True).start()
         return _loop

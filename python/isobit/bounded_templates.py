@@ -1,7 +1,8 @@
-"""Renders chat templates in worker processes, so that no template takes more than half a second or 320 MiB.
+"""Renders chat templates in worker processes, so that no template can take more than half a second of
+processor time or 320 MiB.
 
-The workers (isobit.template_worker) are started when they are needed, serve one rendering at a time each, and
-live as long as this process. Any thread may call `render`.
+The workers (isobit.template_worker) are started when they are needed, render one text at a time each, and
+live as long as this process. `render` is thread-safe.
 """
 
 import atexit
@@ -19,12 +20,13 @@ from typing import Any
 
 from isobit import template_worker
 
-_MAX_WORKERS = 4  # at one time; more threads wait for one
+_MAX_WORKERS = 4  # at the same time; further threads wait for a worker
 _MAX_ANSWER = 4 * template_worker.MAX_CHARACTERS + (16 << 20)  # bytes
-# By the clock, where a machine gives the worker no time. Otherwise CPU_SECONDS ends it long before.
+# In wall-clock time, for machines that give the worker no processor time. Otherwise CPU_SECONDS ends it long
+# before.
 _TIMEOUT_S = 60.0
-# Packages come from this process's own path. The worker's folder, which has modules with names of the
-# standard library, must not be on it.
+# Packages come from this process's own sys.path. The worker's folder must not be on it, since it has modules
+# with names of the standard library.
 _START = "import runpy, sys; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 
@@ -41,7 +43,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for this process alone
+            start_new_session=True,  # Ctrl-C must not reach the worker
         )
         os.set_blocking(self._process.stdin.fileno(), False)
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -52,16 +54,16 @@ class _Worker:
             raise
         if ready is None:
             raise RuntimeError(
-                f"the process that renders chat templates, {sys.executable}, ends at its start, with status"
+                f"the process that renders chat templates, {sys.executable}, ended at its start with status"
                 f" {self.end()}"
             )
 
     def render(self, request: bytes) -> bytes | None:
-        """The answer, or None if the process has ended."""
+        """Returns the answer, or None if the process has ended."""
         try:
             return self._exchange(len(request).to_bytes(8) + request)
         except TimeoutError as error:
-            raise ValueError(f"the chat template is not rendered within {_TIMEOUT_S:g} s") from error
+            raise ValueError(f"the chat template was not rendered within {_TIMEOUT_S:g} s") from error
 
     def lives(self) -> bool:
         return self._process.poll() is None
@@ -109,7 +111,7 @@ class _Worker:
 
 
 class _Pool:
-    """Workers that wait for work, and places for those at work."""
+    """Workers that wait for work, and the number of those that may work at the same time."""
 
     def __init__(self):
         self.places = threading.Semaphore(_MAX_WORKERS)
@@ -133,7 +135,7 @@ class _Pool:
             self._idle.append(worker)
 
     def end(self, worker: _Worker) -> int:
-        """Ends `worker`; returns its status."""
+        """Ends `worker` and returns its status."""
         self._all.discard(worker)
         return worker.end()
 
@@ -151,7 +153,7 @@ atexit.register(lambda: _pool.end_all())
 
 
 def _begin_anew() -> None:
-    """In a forked child: the workers and the lock are its parent's."""
+    """Runs in a forked child, where the workers and the lock still belong to the parent."""
     global _pool
     _pool.let_go()
     _pool = _Pool()
@@ -161,11 +163,12 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def render(template: str, variables: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    """The text of the Jinja `template`, and the spans of characters between its {% generation %} tags.
+    """Returns the text that the Jinja `template` gives, and the spans of characters between its {% generation
+    %} tags.
 
     Raises:
-      TypeError: the variables are not plain data, so that no other process can read them.
-      ValueError: the template is not valid, fails, or takes more time, memory or text than a template may.
+      TypeError: the variables are not plain data, so they cannot be passed to another process.
+      ValueError: the template is not valid or fails, or it takes more time, memory or text than is allowed.
       RuntimeError: no worker can be started.
     """
     try:
@@ -179,7 +182,7 @@ def render(template: str, variables: Mapping[str, Any]) -> tuple[str, list[tuple
         worker = pool.take()
         try:
             answer = worker.render(request)
-        except BaseException:  # an interrupt, too: the answer is still to come
+        except BaseException:  # also at an interrupt, since the worker's answer is still to come
             pool.end(worker)
             raise
         if answer is None:
@@ -199,11 +202,11 @@ def _cause_of_end(status: int) -> str:
         return f"the chat template takes more than {template_worker.CPU_SECONDS:g} s of processor time"
     if status == template_worker.OUT_OF_MEMORY:
         return f"the chat template takes more than {template_worker.MEMORY_BYTES >> 20} MiB of memory"
-    return f"the chat template ends the process that renders it, with status {status}"
+    return f"the chat template ended the process that renders it, with status {status}"
 
 
 def _plain(value: Any) -> Any:
-    """`value` with dicts for all mappings, which need not be of a type that another process knows."""
+    """Returns `value` with all mappings as dicts, since another process may not know their type."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):

@@ -1,4 +1,5 @@
-"""Arguments of calls as requests, and responses as results: what synchronous and asyncio clients share."""
+"""Makes requests from the arguments of calls, and results from responses: shared by synchronous and asyncio
+clients."""
 
 import itertools
 import os
@@ -51,11 +52,11 @@ SleepLevel = Literal["kv_cache", "kv_cache_and_weights"]
 GapDetail = Literal["all", "unequal", "none"]
 CompareEvent = TokenGaps | SequenceReport | CompareSummary
 
-# Of what answers at once. Work has no timeout but the caller's: the longest sample may take hours, and
-# keepalive finds a service that is gone.
+# The timeout of calls that are answered at once. Calls that compute have only the caller's timeout: the
+# longest sample may take hours, and keepalive detects a service that is gone.
 CONTROL_TIMEOUT_S = 30.0
 
-# The key of the initial metadata by which a service accepts the begin of a stream of weights.
+# With this key in the initial metadata, a service accepts the begin of a stream of weights.
 WEIGHTS_ACCEPTED = "weights-accepted"
 
 _Result = TypeVar("_Result")
@@ -63,11 +64,11 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class LocaliseSide:
-    """How a side was asked for the logprobs of a sequence, and what it said."""
+    """How one side was asked for the logprobs of a sequence, and what it answered."""
 
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     logprob_mode: LogprobMode = "processed"
-    logprobs: np.ndarray | Sequence[float] | None = None  # one a completion token; None: unknown
+    logprobs: np.ndarray | Sequence[float] | None = None  # one for each completion token; None: unknown
 
 
 def probe_request(
@@ -99,8 +100,8 @@ def update_weights_request(
 def weight_chunks(
     tensors: Weights, weight_version: int | None, expected_digest: str | None, in_flight: InFlightMode | None
 ) -> Iterator[types_pb2.WeightChunk]:
-    """The messages of a stream of weights. Each tensor is asked for once those before it are sent, and the
-    first once the service has accepted the begin."""
+    """Yields the messages of a stream of weights. A tensor is taken only after those before it were sent, and
+    the first one only after the service has accepted the begin."""
     specs, items = specs_of(tensors)
     yield types_pb2.WeightChunk(
         begin=types_pb2.WeightStreamBegin(
@@ -128,7 +129,7 @@ def weight_chunks(
 
 
 def nothing_to_send() -> bool:
-    """For held_weight_chunks: nobody here sends, so that the end may follow at once."""
+    """For held_weight_chunks: this process sends no weights, so the end may follow at once."""
     return True
 
 
@@ -139,8 +140,9 @@ def held_weight_chunks(
     in_flight: InFlightMode | None,
     has_sent: Callable[[], bool] = nothing_to_send,
 ) -> Iterator[types_pb2.WeightChunk | None]:
-    """The messages of weights that come on another way. None: nothing yet, until `has_sent`. A function
-    `expected_digest` is called once the service has what it needs to begin."""
+    """Yields the messages for weights that the service gets in another way (CUDA IPC or NCCL). None means
+    that there is nothing to send yet; it is repeated until `has_sent` returns true. If `expected_digest` is a
+    function, it is called once the service has what it needs to begin."""
     begin = types_pb2.WeightStreamBegin(
         tensors=[types_pb2.StreamedTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in weights.specs],
         weight_version=optional_integer("weight_version", weight_version, UINT64),
@@ -213,7 +215,7 @@ def generate_request(
 
 
 class SampleAssembly:
-    """Turns the responses of one Generate call into its chunks and, at the end of each sample, the Sample."""
+    """Turns the responses of one Generate call into its Chunks and, at the end of each sample, the Sample."""
 
     def __init__(self):
         self._parts: dict[int, list[TokenLogprobs]] = {}
@@ -231,7 +233,7 @@ def _whole_sample(response: rollout_pb2.GenerateResponse, parts: list[TokenLogpr
     tokens = TokenLogprobs.concatenate(parts)
     if len(tokens.token_ids) != response.complete.num_completion_tokens:
         raise IncompleteStreamError(
-            f"sample {response.complete.index} brought {len(tokens.token_ids)} tokens, expected"
+            f"got {len(tokens.token_ids)} tokens of sample {response.complete.index}, expected"
             f" {response.complete.num_completion_tokens}"
         )
     return Sample.from_proto(response.request_id, response.complete, tokens)
@@ -331,7 +333,7 @@ def whole_comparison(events: Iterable[CompareEvent]) -> Comparison:
     for event in events:
         found[type(event)].append(event)
     if len(found[CompareSummary]) != 1:
-        raise IncompleteStreamError(f"the stream brought {len(found[CompareSummary])} summaries, expected 1")
+        raise IncompleteStreamError(f"the stream had {len(found[CompareSummary])} summaries, expected 1")
     reports = sorted(found[SequenceReport], key=lambda report: (report.prompt_index, report.sample_index))
     return Comparison(found[CompareSummary][0], tuple(reports), tuple(found[TokenGaps]))
 
@@ -369,7 +371,7 @@ def in_flight_value(name: InFlightMode | None) -> int:
 
 
 def _enum_value(enum, prefix: str, name: str | None) -> int:
-    """The value of the enum called `prefix` + NAME; 0, the unset value, for None."""
+    """Returns the value of the enum called `prefix` + NAME; for None 0, the unset value."""
     if name is None:
         return 0
     choices = {full.removeprefix(prefix).lower(): value for full, value in enum.items() if value != 0}

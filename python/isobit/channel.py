@@ -1,4 +1,4 @@
-"""A synchronous connection to one service: health, calls, closing. It knows no message of isobit."""
+"""A synchronous connection to one service: health, calls, closing. It does not know isobit's messages."""
 
 import contextlib
 import threading
@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 
 
 def _put(queue: Queue, item: Any, response: grpc.Future) -> bool:
-    """Whether `item` is in the queue; false if the call has ended."""
+    """Puts `item` into the queue. Returns False if the call ended first."""
     while not response.done():
         with contextlib.suppress(Full):
             queue.put(item, timeout=0.1)
@@ -33,9 +33,10 @@ def _put(queue: Queue, item: Any, response: grpc.Future) -> bool:
 class ServiceClient(Client):
     """Base of the three clients. Use it in a `with` statement, or call close().
 
-    A call waits for a connection that is coming up as long as its timeout allows. It raises
-    UnavailableError at once if the service refuses the connection; the next call after that gives the
-    connection a second to come back. Threads may share a client. A timeout of None or infinity is none.
+    A call waits for a connection that is being established as long as its timeout allows. If the service
+    refuses the connection, the call raises UnavailableError at once; the next call after that gives the
+    connection one second to come back. Threads may share a client. A timeout of None or infinity means no
+    limit.
     """
 
     _stub_type: Callable[[grpc.Channel], Any] | None = None
@@ -45,7 +46,7 @@ class ServiceClient(Client):
         self._channel: grpc.Channel | None = None
         self._opened_in = forks.NEVER
         self._closing = threading.Event()
-        self._asynchronous: Any = None  # a client of isobit.aio for many calls at once
+        self._asynchronous: Any = None  # a client of isobit.aio, for many calls at the same time
 
     @property
     def _stub(self) -> Any:
@@ -57,14 +58,15 @@ class ServiceClient(Client):
         return self._open()[1]
 
     def _open(self) -> tuple[Any, HealthStub]:
-        """The stubs of a channel that the first call opens, and the first in a forked child opens again."""
+        """Returns the stubs of a channel. The first call opens the channel; the first call in a forked child
+        opens another one."""
         forks.check()
         if self._closed:
             raise ValueError(f"the client of {self.target} is closed")
         with self._lock:
             if self._channel is None or not forks.is_own(self._opened_in):
                 channel = forks.guarded(connect(self._endpoint))
-                # Made now, since gRPC crashes when a stub is made for a channel that is closed.
+                # Made now, since gRPC crashes if a stub is made for a closed channel.
                 stub = self._stub_type(channel) if self._stub_type else None
                 self._stubs = stub, HealthStub(channel)
                 self._channel, self._opened_in = channel, forks.generation()
@@ -74,7 +76,8 @@ class ServiceClient(Client):
         """Returns once the service reports SERVING, which it does when its weights are loaded.
 
         Raises:
-          DeadlineExceededError: it did not within `timeout` seconds; the message has the last answer.
+          DeadlineExceededError: the service did not report SERVING within `timeout` seconds; the message has
+            its last answer.
         """
         wait = ServingWait(self.target, timeout)
         while not wait.is_over():
@@ -105,7 +108,8 @@ class ServiceClient(Client):
         self.close()
 
     def _unary(self, call: Callable[..., _Response], request, timeout: float | None) -> _Response:
-        """The response to `request`, or to an iterator of requests, which is sent once."""
+        """Returns the response to `request`. An iterator of requests is sent only once, without a second
+        try."""
 
         def once(left: float | None) -> _Response:
             with self._connection(left) as left:
@@ -118,9 +122,9 @@ class ServiceClient(Client):
     def _upload(
         self, call: grpc.StreamUnaryMultiCallable, requests: Iterable, timeout: float | None, accepted: str
     ):
-        """The response to `requests`, which are made on the caller's thread, a few ahead of the wire. The
-        second is made once the service has accepted the first, by initial metadata with the key `accepted`. A
-        None among them says that there is nothing to send yet."""
+        """Returns the response to `requests`, which are made on the caller's thread, a few ahead of what was
+        sent. The second request is made once the service has accepted the first one by initial metadata with
+        the key `accepted`. A request None means that there is nothing to send yet."""
         with self._connection(timeout) as left:
             queue = Queue(maxsize=4)
             response = call.future(iter(queue.get, None), timeout=left)
@@ -128,11 +132,11 @@ class ServiceClient(Client):
             try:
                 for request in requests:
                     if request is None and not response.done():
-                        continue  # there is none yet
+                        continue  # nothing to send yet
                     if request is None or not _put(queue, request, response):
-                        break  # the service has answered: it wants no more
+                        break  # the service has answered, so it takes no more
                     if not has_accepted and not accepts(response.initial_metadata(), accepted):
-                        break  # it has refused them
+                        break  # the service has refused the begin
                     has_accepted = True
                 else:
                     _put(queue, None, response)
@@ -141,7 +145,7 @@ class ServiceClient(Client):
                 raise self._closed_error() from None
             finally:
                 response.cancel()
-                with contextlib.suppress(Empty):  # nobody waits for the queue any more, after this
+                with contextlib.suppress(Empty):  # after this no thread waits for the queue
                     while True:
                         queue.get_nowait()
                 queue.put(None)
@@ -154,8 +158,8 @@ class ServiceClient(Client):
         convert: Callable[[_Response], Iterable[_Result]],
         waits: bool = True,
     ) -> Iterator[_Result]:
-        """What `convert` makes of each response; a caller that stops reading early cancels the call.
-        Without `waits`, a refusal is raised even if the service gives a hint."""
+        """Yields what `convert` makes of each response. Closing the iterator early cancels the call. waits:
+        try again after a refusal that says when to; False raises every refusal."""
         return self._responses(call, request, checked_timeout(timeout), convert, waits)
 
     def _responses(self, call, request, timeout: float | None, convert, waits: bool) -> Iterator[Any]:
@@ -179,7 +183,8 @@ class ServiceClient(Client):
             self._pause(seconds)
 
     def _at_once(self, kind: type, work: Callable[[Any], Coroutine[Any, Any, _Result]]) -> _Result:
-        """What `work` returns, which gets a client of asyncio that is made as this one is."""
+        """Returns the result of `work`, which gets an asyncio client with the same arguments as this
+        client."""
         forks.check()
         with self._lock:
             if self._closed:
@@ -191,13 +196,14 @@ class ServiceClient(Client):
         return background.run(work(self._asynchronous))
 
     def _pause(self, seconds: float) -> None:
-        """Waits, unless the client is closed."""
+        """Waits for `seconds`. Raises CancelledError if the client is closed meanwhile."""
         if self._closing.wait(seconds):
             raise self._closed_error()
 
     @contextlib.contextmanager
     def _connection(self, timeout: float | None) -> Iterator[float | None]:
-        """Yields what is left of `timeout` for a call, and raises its failure as a class of isobit.errors."""
+        """Yields the rest of `timeout` that is left for a call, and raises its failure as a class of
+        isobit.errors."""
         deadline = Deadline(timeout)
         forks.check()
         if wait_s := self._reachability.wait_s(deadline.left_s()):
@@ -208,9 +214,9 @@ class ServiceClient(Client):
     def _await_connection(self, timeout: float) -> None:
         """Returns once connected, or after `timeout` seconds.
 
-        While calls fail at once, nothing polls the channel, and it would notice a new connection only every
-        5 s. A call that waits for a connection polls it. (So does channel_ready_future, on a thread that
-        lives on for a while and prints an error if the channel is closed meanwhile.)
+        While every call fails at once, gRPC polls the channel only every 5 s and notices a new connection
+        late. A call that waits for a connection makes gRPC poll it. (So does channel_ready_future, but on a
+        thread that lives on for a while, and prints an error if the channel is closed meanwhile.)
         """
         check = self._health.Check
         with contextlib.suppress(grpc.RpcError):

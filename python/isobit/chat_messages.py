@@ -1,4 +1,4 @@
-"""Conversations as chat templates get them: what transformers 5 makes of messages before it renders them."""
+"""Converts conversations for chat templates in the same way as transformers 5 does before it renders them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-# The names of a message's reasoning: the one that templates read, and those of other programs. A template of
-# gpt-oss reads `thinking`.
+# The field names for a message's reasoning: the one that templates read, and those of other programs.
+# gpt-oss's template reads `thinking`.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def template_messages(conversation: Any) -> Any:
-    """The messages of a conversation: objects as dicts, without fields that are None, and the reasoning under
-    each name that a template may read. What is no conversation or no message stays as it is."""
+    """Returns the messages of a conversation as dicts, without fields that are None, and with the reasoning
+    under each name that a template may read. Anything that is not a conversation or not a message is returned
+    unchanged."""
     messages = getattr(conversation, "messages", conversation)
     if isinstance(messages, str) or not isinstance(messages, Sequence):
         return messages
@@ -21,13 +22,14 @@ def template_messages(conversation: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """`value` of JSON's types alone: objects as dicts of their fields, what is left as the name of its type.
+    """Returns `value` as JSON types only: objects become dicts of their fields; anything else becomes the
+    name of its type.
 
-    A template reads dicts and texts. It gets no object whose methods a sandbox does not know.
+    A template reads dicts and texts. It gets no objects, since the sandbox does not know their methods.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
-    if isinstance(value, str):  # of a class of its own, such as an enum's member
+    if isinstance(value, str):  # of a subclass of str, such as an enum's member
         return str.__str__(value)
     if isinstance(value, int):
         return int.__int__(value)

@@ -1,6 +1,6 @@
-"""Renders conversations by chat templates, as the apply_chat_template of Hugging Face transformers 5 does.
+"""Renders conversations by chat templates, as apply_chat_template of Hugging Face transformers 5 does.
 
-What the options mean is here; the template runs in a process of its own (isobit.bounded_templates).
+This module implements the options; the template itself runs in another process (isobit.bounded_templates).
 """
 
 import copy
@@ -10,12 +10,12 @@ from typing import Any
 from isobit import bounded_templates
 from isobit.chat_messages import REASONING, plain, template_messages
 
-# `role` and `content`, and what else the template reads; or an object of such fields: a dataclass, a model of
-# pydantic.
+# `role` and `content`, and whatever else the template reads; or an object with such fields: a dataclass, a
+# pydantic model.
 Message = Mapping[str, Any]
 
-# Appended to the text to continue, so that the rendering can be cut there. If the last space is missing
-# from the rendering, the template strips the text.
+# Appended to the text that is to be continued, so that the rendering can be cut there. If the last space is
+# missing from the rendering, the template strips the text.
 _CUT_HERE = "ISOBIT_CUT_THE_RENDERING_HERE "
 
 
@@ -29,26 +29,26 @@ def render(
     continue_final_message: bool | str,
     variables: Mapping[str, Any],
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The text of a conversation, and the spans of characters between its {% generation %} tags.
+    """Returns the text of a conversation, and the spans of characters between its {% generation %} tags.
 
     Args:
       template: the Jinja text.
       messages: the conversation, at least one message.
       tools: JSON schemas of functions.
-      documents: for retrieval.
+      documents: documents for retrieval.
       add_generation_prompt: whether to open the assistant's turn.
-      continue_final_message: ends the text where the last message's `content` ends, or the field of that
-        name, so that the model goes on from there.
+      continue_final_message: True, or the name of a field: the text ends where `content` (or that field) of
+        the last message ends, so that the model continues it.
       variables: further variables of the template, such as special tokens.
 
     Raises:
       TypeError: messages, tools or documents are of a wrong type.
-      ValueError: the template is not valid, fails on the messages, or takes more than bounded_templates lets
-        it take; options exclude each other.
+      ValueError: the template is not valid, fails on the messages, or exceeds a limit of bounded_templates;
+        or two options exclude each other.
     """
     messages = _checked_mappings("messages", template_messages(messages))
     if not messages:
-        raise ValueError("messages is empty, expected one message at least")
+        raise ValueError("messages is empty, expected at least one message")
     arguments = {
         **plain(variables),
         "tools": None if tools is None else plain(_checked_mappings("tools", tools)),
@@ -81,7 +81,7 @@ def _run(template: str, messages: list[Message], arguments: dict) -> tuple[str, 
 def _continued(template: str, messages: list[Message], arguments: dict, field: str) -> str:
     if (final := messages[-1].get(field)) is None:
         raise ValueError(f"continue_final_message: the last message has no {field!r} to continue")
-    # The reasoning is there under several names, of which the template reads one.
+    # The reasoning is there under several names; the template reads one of them.
     fields = (
         [name for name in REASONING if messages[-1].get(name) == final] if field in REASONING else [field]
     )
@@ -97,7 +97,9 @@ def _continued(template: str, messages: list[Message], arguments: dict, field: s
     elif isinstance(final, str):
         marked |= dict.fromkeys(fields, final + _CUT_HERE)
     else:
-        raise TypeError(f"continue_final_message: {field} is of type {type(final).__name__}, expected a text")
+        raise TypeError(
+            f"continue_final_message: {field} is of type {type(final).__name__}, expected a string"
+        )
     text, _ = _run(template, [*messages[:-1], marked], arguments)
     cut = text.rfind(_CUT_HERE.strip())
     if cut < 0 or final.strip() not in text:

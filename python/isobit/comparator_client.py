@@ -1,9 +1,10 @@
-"""Typed synchronous client of the comparator: prompts, or logprobs of both sides, in; gaps and summaries out.
+"""Typed synchronous client of the comparator: prompts, or the logprobs of both sides, in; gaps and summaries
+out.
 
-    with ComparatorClient("localhost:50053") as comparator:
+    with ComparatorClient("localhost:7003") as comparator:
         assert comparator.compare([prompt_ids], max_tokens=64).summary.verdict == "equal"
 
-Errors and timeouts are those of isobit.client.
+Errors and timeouts are as in isobit.client.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from isobit.v1 import comparator_pb2, comparator_pb2_grpc, types_pb2
 
 
 class ComparatorClient(ServiceClient):
-    """Compares the rollout's logprobs with the scorer's."""
+    """The client of a comparator, which compares the rollout's logprobs with the scorer's."""
 
     _stub_type = comparator_pb2_grpc.ComparatorServiceStub
 
@@ -60,11 +61,20 @@ class ComparatorClient(ServiceClient):
 
         Args:
           prompts: rows of token ids.
-          stream: gives an iterator of gaps and reports as they become known, and last of the summary.
-          gap_detail: of which tokens the gaps are returned.
-          allow_weight_mismatch: compares even if the two sides' weights differ.
-          max_concurrency: prompts in flight at one time; None is the service's default.
+          stream: True returns an iterator that yields gaps and reports as they become known, and the summary
+            last.
+          logprob_mode: "processed" or "raw", for both sides.
+          gap_detail: for which tokens the gaps are returned: "all", "unequal" or "none".
+          allow_weight_mismatch: compares even if the weights of the two sides differ.
+          max_concurrency: the largest number of prompts in flight; None: the service's default.
+          timeout: in seconds; None: no limit.
           **sampling: passed to both services; see SamplingOptions.
+
+        Returns:
+          The comparison, or the iterator.
+
+        Raises:
+          FailedPreconditionError: the two sides cannot be compared, since their arithmetic or weights differ.
         """
         request = calls.compare_request(
             prompts, logprob_mode, gap_detail, allow_weight_mismatch, max_concurrency, sampling
@@ -90,7 +100,8 @@ class ComparatorClient(ServiceClient):
         window_sequences: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[WatchUpdate]:
-        """Rolling summaries of all that the comparator has compared, until the iterator is closed."""
+        """Yields rolling summaries of everything that the comparator has compared, until the iterator is
+        closed."""
         request = calls.watch_request(interval_ms, window_sequences)
         return self._stream(self._stub.Watch, request, timeout, calls.watch_events, waits=False)
 
@@ -103,15 +114,17 @@ class ComparatorClient(ServiceClient):
         scorer: LocaliseSide | None = None,
         timeout: float | None = None,
     ) -> comparator_pb2.LocaliseResponse:
-        """Where and why the two services' bits first differ for a sequence. Needs the role admin.
+        """Returns where and why the bits of the two services first differ for a sequence. Needs the role
+        admin.
 
         Args:
-          prompt, completion: the tokens; `completion` up to the one that differs, at least.
-          rollout, scorer: how each was asked, and what it said. A scorer that is left out was asked as the
-            rollout was.
+          prompt, completion: the token ids; `completion` must reach at least to the token that differs.
+          rollout, scorer: how each side was asked, and what it answered. Without `scorer`, the scorer is
+            taken to have been asked as the rollout was.
+          timeout: in seconds; None: no limit.
 
         Raises:
-          ResourceExhaustedError: the comparator localises for another caller.
+          ResourceExhaustedError: the comparator is busy localising for another caller.
         """
         request = calls.localise_request(prompt, completion, rollout, scorer)
         return self._unary(self._stub.Localise, request, timeout)
@@ -119,5 +132,5 @@ class ComparatorClient(ServiceClient):
     def get_server_info(
         self, timeout: float | None = CONTROL_TIMEOUT_S
     ) -> comparator_pb2.ComparatorServerInfo:
-        """The comparator and the two services behind it."""
+        """Describes the comparator and the two services behind it."""
         return self._unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)

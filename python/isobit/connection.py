@@ -1,4 +1,4 @@
-"""What the synchronous and the asyncio clients know of a connection: its options, and when to wait for it."""
+"""What synchronous and asyncio clients share about a connection: its options, and when to wait for it."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -13,16 +13,16 @@ from isobit.timeouts import Deadline
 
 # Keepalive as in common/rpc/limits.h: a server treats more frequent pings as abuse.
 OPTIONS = (
-    # No limits of the client's own: a response is as long as its request makes it, and the server refuses
-    # requests that are too long.
+    # The client sets no limits itself: the request determines the size of its response, and the server
+    # refuses requests that are too long.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # A service that is just starting is found soon after it listens.
+    # So that a service that is starting is found soon after it listens.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 150),
-    # In spite of its name, the time that one attempt has to connect: a distant service needs several
+    # In spite of its name, this is the time limit of one attempt to connect. A distant service needs several
     # round trips.
     ("grpc.min_reconnect_backoff_ms", 20_000),
 )
@@ -33,13 +33,14 @@ _HEALTH_ANSWER_S = 5.0
 
 
 def accepts(metadata: Iterable[tuple[str, str]] | None, key: str) -> bool:
-    """Whether initial metadata has `key`, by which a service accepts a call's first request. Without it the
-    call has ended, or is about to: a refusal brings none."""
+    """Whether initial metadata has `key`, with which a service accepts the first request of a call. Without
+    `key` the call has ended or will end soon, since a refusal has no such metadata."""
     return any(name == key for name, _ in metadata or ())
 
 
 class Client:
-    """What every client knows before it connects. It can be pickled and copied: the copy connects anew."""
+    """The arguments of every client. A client can be pickled and copied; the copy makes a connection of its
+    own."""
 
     def __init__(
         self,
@@ -49,14 +50,19 @@ class Client:
         wait_if_full: bool = True,
         **security: Unpack[Security],
     ):
-        """Connects lazily: nothing is sent before the first call.
+        """Makes a client. It connects at its first call.
 
         Args:
           target: host:port.
           credentials: a gRPC object, in place of the TLS arguments.
-          wait_if_full: a call that a full queue or a quota refuses is tried again when the service says, as
-            long as its timeout allows. False raises ResourceExhaustedError at once.
+          wait_if_full: True: a call that a full queue or a quota refuses is tried again when the service
+            says, as long as its timeout allows. False: it raises ResourceExhaustedError at once.
           **security: TLS and bearer tokens; see Security. Without any of them, plain text.
+
+        Raises:
+          ValueError: `target` is not host:port, arguments exclude each other, or a bearer token would go to
+            another host in plain text.
+          OSError: a file cannot be read.
         """
         self._endpoint = endpoint(target, OPTIONS, credentials, security)
         self._made_of = (target, credentials, wait_if_full, security)
@@ -67,12 +73,12 @@ class Client:
         self._set_up()
 
     def _set_up(self) -> None:
-        """Makes what a client has of its own."""
+        """Makes the state that a copy does not share."""
 
     def __reduce__(self) -> tuple:
         if self._made_of[1] is not None:
             raise TypeError(
-                f"{self!r} cannot be copied or pickled, as gRPC's credentials cannot: expected the arguments"
+                f"{self!r} cannot be copied or pickled, since gRPC's credentials cannot: use the arguments"
                 " tls_ca, tls_cert and tls_key in place of credentials"
             )
         return _made, (type(self), *self._made_of)
@@ -98,16 +104,18 @@ def _made(
 
 
 class Reachability:
-    """Whether the last call found the service: if not, the next call first waits for the connection."""
+    """Remembers whether the last call reached the service. If not, the next call first waits for the
+    connection."""
 
     def __init__(self):
         self._lost = False
 
     def wait_s(self, timeout: float | None) -> float:
-        """How long a call of `timeout` seconds first waits for the connection; 0: not at all."""
+        """Returns how many seconds a call with this timeout first waits for the connection; 0: it does not
+        wait."""
         if not self._lost:
             return 0.0
-        # Half of the timeout is left to the call, whose error says why it cannot connect.
+        # Half of the timeout is left for the call itself, whose error says why it cannot connect.
         return _RECONNECT_S if timeout is None else min(timeout / 2, _RECONNECT_S)
 
     def found(self) -> None:
@@ -115,11 +123,13 @@ class Reachability:
 
     @contextlib.contextmanager
     def of_call(self) -> Iterator[None]:
-        """Remembers how the call in the block ends, and raises its failure as a class of isobit.errors."""
+        """Remembers how the call in the block ends. Raises its failure as a class of isobit.errors."""
         try:
             yield
         except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:  # it says nothing about the connection
+            if (
+                error.code() != grpc.StatusCode.DEADLINE_EXCEEDED
+            ):  # a deadline says nothing about the connection
                 self._lost = error.code() == grpc.StatusCode.UNAVAILABLE
             raise from_rpc_error(error) from error
         self._lost = False
@@ -131,14 +141,14 @@ class ServingWait:
     def __init__(self, target: str, timeout: float | None):
         self._target = target
         self._deadline = Deadline(timeout)
-        self._short = False  # the check has less time than an answer may take
+        self._short = False  # less time is left than an answer may take
         self._answer = "none"
 
     def is_over(self) -> bool:
         return self._deadline.is_over()
 
     def connection_s(self) -> float:
-        """How long to wait for a connection before the next check."""
+        """Seconds to wait for a connection before the next check."""
         return self._deadline.bounded(_RECONNECT_S)
 
     def check_s(self) -> float:
@@ -148,7 +158,7 @@ class ServingWait:
         return answer_s
 
     def pause_s(self) -> float:
-        """How long to wait after a check that found no service that serves."""
+        """Seconds to wait after a check that did not find a service that serves."""
         return self._deadline.bounded(_HEALTH_POLL_S)
 
     def is_serving(self, response: HealthCheckResponse) -> bool:
@@ -156,7 +166,7 @@ class ServingWait:
         return response.status == ServingStatus.SERVING
 
     def note_failure(self, error: grpc.RpcError) -> None:
-        # A check that this call's own deadline has cut short says less than the one before it.
+        # A check that was cut short by this call's own deadline says less than the one before it.
         cut_short = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and self._short
         if not cut_short or self._answer == "none":
             self._answer = f"{error.code().name}: {error.details()}"

@@ -1,4 +1,4 @@
-"""How a client reaches a guarded service: TLS, its own certificate, a bearer token."""
+"""How a client connects to a protected service: TLS, a client certificate, a bearer token."""
 
 import threading
 from dataclasses import dataclass
@@ -13,43 +13,46 @@ Options = tuple[tuple[str, int | str], ...]
 
 
 class Security(TypedDict, total=False):
-    """Keyword arguments of every client. Without any: plain text and no bearer token."""
+    """Keyword arguments of every client. Without any of them: plain text and no bearer token."""
 
-    tls_ca: str | Path  # PEM of the CA to trust; given, the connection is TLS
-    tls_cert: str | Path  # PEM of the client's own certificate, with its chain; needs tls_key
-    tls_key: str | Path  # PEM of its key
+    tls_ca: str | Path  # PEM of the CA to trust; if given, the connection uses TLS
+    tls_cert: str | Path  # PEM of the client's certificate, with its chain; needs tls_key
+    tls_key: str | Path  # PEM of the certificate's key
     tls_server_name: str  # the name that the service's certificate must have; default: the target's host
-    token: str  # bearer token that goes with each call
-    token_file: str | Path  # file with that token, read anew when it changes
+    token: str  # bearer token that is sent with each call
+    token_file: str | Path  # file with that token; it is read again when it changes
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a service is and how to reach it, checked."""
+    """The checked address of a service, and how to connect to it."""
 
     target: str  # host:port
     options: Options
     credentials: grpc.ChannelCredentials | None  # None: plain text
-    token: "BearerToken | None"  # goes with each call
+    token: "BearerToken | None"  # sent with each call
 
 
 def endpoint(
     target: str, options: Options, credentials: grpc.ChannelCredentials | None, security: Security
 ) -> Endpoint:
-    """`target` (host:port) as `security` says, or with gRPC's own `credentials`.
+    """Returns the endpoint for `target` (host:port), with the arguments `security`, or with gRPC's own
+    `credentials`.
 
     Raises:
-      ValueError: no host:port, arguments that do not go together, or a token over plain text to another host.
+      TypeError: an unknown argument.
+      ValueError: `target` is not host:port, arguments exclude each other, or a bearer token would go to
+        another host in plain text.
       OSError: a file cannot be read.
     """
     checked_target(target)
     if unknown := security.keys() - Security.__annotations__.keys():
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
-    if is_loopback(target):  # whatever http_proxy says: no proxy could reach this machine's own services
+    if is_loopback(target):  # ignore http_proxy: no proxy could reach this machine's own services
         options = (*options, ("grpc.enable_http_proxy", 0))
     tls_names = [name for name in security if name.startswith("tls_")]
     if credentials is not None and tls_names:
-        raise ValueError(f"credentials and {tls_names[0]} are given, expected one of them")
+        raise ValueError(f"credentials and {tls_names[0]} are both given, expected one of them")
     if tls_names:
         credentials = _tls_credentials(security)
         if name := security.get("tls_server_name"):
@@ -57,12 +60,14 @@ def endpoint(
     if "token" not in security and "token_file" not in security:
         return Endpoint(target, options, credentials, None)
     if credentials is None and not is_loopback(target):
-        raise ValueError(f"{target} is another host: a token needs tls_ca, else anybody could read it")
+        raise ValueError(
+            f"{target} is another host: a token needs tls_ca, since others could read it in plain text"
+        )
     return Endpoint(target, options, credentials, BearerToken(security))
 
 
 def connect(to: Endpoint) -> grpc.Channel:
-    """A synchronous channel to the endpoint."""
+    """Returns a synchronous channel to the endpoint."""
     if to.credentials is None:
         channel = grpc.insecure_channel(to.target, options=to.options)
     else:
@@ -71,7 +76,12 @@ def connect(to: Endpoint) -> grpc.Channel:
 
 
 def read_token(path: str | Path) -> str:
-    """The bearer token in a file. ValueError: not one word of printable ASCII."""
+    """Returns the bearer token in a file.
+
+    Raises:
+      ValueError: the file is not one word of printable ASCII.
+      OSError: it cannot be read.
+    """
     return _checked(Path(path).read_text("ascii").strip(), str(path))
 
 
@@ -83,7 +93,7 @@ def _checked(token: str, name: str) -> str:
 
 def _tls_credentials(security: Security) -> grpc.ChannelCredentials:
     if "tls_ca" not in security:
-        raise ValueError("tls_ca: expected, as other arguments of TLS are given")
+        raise ValueError("tls_ca is missing: the other TLS arguments need it")
     if ("tls_cert" in security) != ("tls_key" in security):
         raise ValueError("tls_cert and tls_key: expected both or neither")
 
@@ -94,7 +104,7 @@ def _tls_credentials(security: Security) -> grpc.ChannelCredentials:
 
 
 class _CallDetails(grpc.ClientCallDetails):
-    """A call's details with other metadata."""
+    """The details of a call, with other metadata."""
 
     def __init__(self, details: grpc.ClientCallDetails, metadata: list):
         self.method = details.method
@@ -106,22 +116,22 @@ class _CallDetails(grpc.ClientCallDetails):
 
 
 class BearerToken:
-    """The token of the arguments `token` or `token_file`."""
+    """The bearer token from the argument `token` or `token_file`."""
 
     def __init__(self, security: Security):
         if "token" in security and "token_file" in security:
-            raise ValueError("token and token_file are given, expected one of them")
+            raise ValueError("token and token_file are both given, expected one of them")
         self._path = Path(security["token_file"]) if "token_file" in security else None
         self._lock = threading.Lock()
         self._stamp: tuple[int, int, int] | None = None
         self._token = _checked(security["token"], "token") if self._path is None else self._current()
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a call that starts now sends."""
+        """The metadata for a call that starts now."""
         return (("authorization", f"Bearer {self._current()}"),)
 
     def _current(self) -> str:
-        """The bearer token. While the file cannot be read, the last one stays in force."""
+        """Returns the bearer token. While the file cannot be read, it is the last one that was read."""
         if self._path is None:
             return self._token
         with self._lock:
@@ -142,7 +152,7 @@ class _TokenInterceptor(
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Puts the bearer token into each call. gRPC's own call credentials would refuse plain text."""
+    """Adds the bearer token to each call. gRPC's own call credentials would refuse plain text."""
 
     def __init__(self, token: BearerToken):
         self._token = token

@@ -1,4 +1,4 @@
-"""GPU memory that another process may read, by the CUDA driver; it needs nothing but that driver."""
+"""Exports GPU memory, so that another process can read it. Needs only the CUDA driver."""
 
 import ctypes
 import functools
@@ -7,12 +7,14 @@ _Handle = ctypes.c_char * 64
 
 
 def export_memory(address: int) -> tuple[bytes, int]:
-    """The allocation that holds `address`: its handle (cudaIpcMemHandle_t, 64 bytes) and its first address.
+    """Returns the handle (cudaIpcMemHandle_t, 64 bytes) and the first address of the allocation that contains
+    `address`.
 
-    Call it where the memory's CUDA context is current, as it is in a thread that uses the GPU by PyTorch.
+    Call it where the memory's CUDA context is current, as in a thread that uses the GPU through PyTorch.
 
     Raises:
-        OSError: there is no CUDA driver, or it cannot export this memory: only what cudaMalloc gave.
+      OSError: there is no CUDA driver, or it cannot export this memory; it can export only memory of
+        cudaMalloc.
     """
     driver = _driver()
     begin, size = ctypes.c_uint64(), ctypes.c_size_t()
@@ -24,7 +26,7 @@ def export_memory(address: int) -> tuple[bytes, int]:
     _check(
         driver.cuIpcGetMemHandle(ctypes.byref(handle), begin),
         "CUDA cannot export this memory to other processes: expected memory of cudaMalloc. With"
-        " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True PyTorch takes other memory",
+        " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True PyTorch allocates memory in another way",
     )
     return handle.raw, begin.value
 

@@ -1,4 +1,4 @@
-"""One exception class for each gRPC status, so that callers need not know gRPC."""
+"""One exception class for each gRPC status, so that callers do not have to know gRPC."""
 
 import grpc
 
@@ -12,16 +12,17 @@ class IsobitError(Exception):
         self.details = details
 
     def __reduce__(self):
-        # An exception is rebuilt from its message alone by default, which fails; worker processes hand it on.
+        # Worker processes pass exceptions on. By default an exception is rebuilt from its message alone,
+        # which fails.
         return type(self), (self.code, self.details), self.__dict__
 
 
 class InvalidArgumentError(IsobitError, ValueError):
-    """The request is wrong as it stands; the message names field, value and bound."""
+    """An argument is wrong in itself; the message names field, value and bound."""
 
 
 class NotFoundError(IsobitError, LookupError):
-    """A model directory, or a file of it, is not there."""
+    """A model directory, or a file of it, does not exist."""
 
 
 class FailedPreconditionError(IsobitError):
@@ -29,19 +30,19 @@ class FailedPreconditionError(IsobitError):
 
 
 class AlreadyExistsError(IsobitError):
-    """A request of the same id is in flight."""
+    """A request with the same id is in flight."""
 
 
 class AbortedError(IsobitError):
-    """A weight update ended the call."""
+    """A weight update ended the call, or another update is in progress."""
 
 
 class UnavailableError(IsobitError, ConnectionError):
-    """The service cannot be reached, or it is loading or draining. Trying again is safe."""
+    """The service cannot be reached, or it is loading, draining or stopped. It is safe to try again."""
 
 
 class DeadlineExceededError(IsobitError, TimeoutError):
-    """The call took longer than its timeout; the service has freed what it held."""
+    """The call took longer than its timeout. The service has freed what the call held."""
 
 
 class CancelledError(IsobitError):
@@ -49,23 +50,23 @@ class CancelledError(IsobitError):
 
 
 class UnauthenticatedError(IsobitError, PermissionError):
-    """The service does not know who calls: no valid certificate or bearer token came with the call."""
+    """The service does not know the caller: the call had no valid certificate or bearer token."""
 
 
 class PermissionDeniedError(IsobitError, PermissionError):
-    """The caller is known, but may not do this."""
+    """The caller is known, but does not have the role for this call."""
 
 
 class InternalError(IsobitError):
-    """The service failed, such as by logits that are not finite."""
+    """The service failed, for example because logits were not finite."""
 
 
 class OutOfRangeError(IsobitError, ValueError):
-    """The call went past the end of what there is."""
+    """The call went beyond the end of the data."""
 
 
 class UnimplementedError(IsobitError, NotImplementedError):
-    """The service has no such method: another service listens there, or another release."""
+    """The service does not have this method: it is another service, or another release."""
 
 
 class DataLossError(IsobitError):
@@ -73,13 +74,13 @@ class DataLossError(IsobitError):
 
 
 class UnknownError(IsobitError):
-    """The call failed without a reason that has a status."""
+    """The call failed with no reason that a status describes."""
 
 
 class ResourceExhaustedError(IsobitError):
-    """A queue or the KV cache is full, a quota is used up, or a message is over the limit.
+    """A queue or the KV cache is full, a quota is used up, or a message is too large.
 
-    `retry_after_ms` is the service's hint of when to try again; None if trying again is of no use.
+    `retry_after_ms`: the service's hint when to try again, in milliseconds; None if trying again is useless.
     """
 
     def __init__(self, code: grpc.StatusCode, details: str, retry_after_ms: int | None = None):
@@ -88,7 +89,7 @@ class ResourceExhaustedError(IsobitError):
 
 
 class IncompleteStreamError(Exception):
-    """A stream ended without an error and without all it had to bring."""
+    """A stream ended without an error, but something was missing."""
 
 
 _CLASSES = {
@@ -112,10 +113,10 @@ _CLASSES = {
 
 
 def from_rpc_error(error: grpc.RpcError) -> IsobitError:
-    """The exception that stands for a failed call."""
+    """Returns the exception for a failed call."""
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # As pairs: grpc.aio's Metadata is no mapping that dict() could copy.
+        # As pairs, since dict() cannot copy grpc.aio's Metadata.
         trailing = {key: value for key, value in error.trailing_metadata() or ()}
         hint = trailing.get("retry-after-ms", "")
         return ResourceExhaustedError(code, details, int(hint) if hint.isdecimal() else None)

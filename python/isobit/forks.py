@@ -1,11 +1,11 @@
-"""What a fork does to gRPC, and how a forked child is told.
+"""Protects a process that uses gRPC, and its forked children, from each other.
 
-gRPC's threads and connections do not survive a fork. Its C library restarts its threads in the child by
-default, which then ping on the parent's connections until the services end the parent's calls. That is turned
-off here, so that children which use no client, such as data loaders, harm nobody. A child that uses one after
-its parent did is told at once, since its calls would hang.
+gRPC's threads and connections do not survive a fork. By default its C library restarts its threads in the
+child. They then send pings on the parent's connections, until the services end the parent's calls. This
+module turns that off, so that children which use no client, such as data loaders, do no harm. If a child uses
+a client after its parent did, it gets an error at once, since its calls would hang.
 
-Who sets GRPC_ENABLE_FORK_SUPPORT=1 before the first import wants gRPC's own handling, and gets it.
+To get gRPC's own handling instead, set GRPC_ENABLE_FORK_SUPPORT=1 before the first import.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ import warnings
 import weakref
 from typing import Any, TypeVar
 
-NEVER = -1  # no generation()
+NEVER = -1  # not a value of generation()
 _VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 _Guarded = TypeVar("_Guarded")
 
@@ -27,26 +27,32 @@ _grpc_handles_forks = os.environ.setdefault(_VARIABLE, "0").lower() in ("1", "tr
 _guarded: weakref.WeakSet = weakref.WeakSet()
 _lock = threading.RLock()  # a signal's handler may fork
 _is_used = False  # this process has opened a channel
-_is_child = False  # a process before this one had
+_is_child = False  # this process was forked from one that had
 _generation = 0
 
 
 def check() -> None:
-    """RuntimeError: this process was forked from one that had used a client."""
+    """Checks that this process may use a client.
+
+    Raises:
+      RuntimeError: it was forked from a process that had used one.
+    """
     if _is_child:
         raise RuntimeError(
-            "forked after its parent had used a client, which gRPC does not survive: start workers by"
-            " multiprocessing's 'spawn' or 'forkserver', or fork before the first call"
+            "this process was forked after its parent had used a client, which gRPC does not survive: start"
+            " workers by multiprocessing's 'spawn' or 'forkserver', or fork before the first call"
         )
 
 
 def generation() -> int:
-    """Another number in each forked child: what was opened under an earlier one is of no use."""
+    """Returns a number that is different in each forked child. What was opened under another number cannot be
+    used."""
     return _generation
 
 
 def guarded(thing: _Guarded) -> _Guarded:
-    """`thing`, a channel or call of gRPC, which a forked child shall not touch, not even to free it."""
+    """Returns `thing`, a channel or call of gRPC, after making sure that a forked child never touches it, not
+    even to free it."""
     global _is_used
     with _lock:
         _is_used = True
@@ -55,13 +61,13 @@ def guarded(thing: _Guarded) -> _Guarded:
 
 
 def is_own(opened_in: int) -> bool:
-    """Whether what was opened in that generation belongs to this process."""
+    """Whether something that was opened in the generation `opened_in` belongs to this process."""
     return opened_in == _generation
 
 
 def _before() -> None:
     global _is_late
-    _lock.acquire()  # so that the set is whole in the child
+    _lock.acquire()  # so that the set is consistent in the child
     if _is_late and _is_used:
         _is_late = False
         warnings.warn(
@@ -86,7 +92,7 @@ def _in_child() -> None:
         return
     _is_child, _is_used = _is_child or _is_used, False
     for thing in things:
-        # For ever: to free it would write to the parent's connection.
+        # Kept for ever, since freeing it would write to the parent's connection.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

@@ -2,7 +2,7 @@
 
     rollout.generate(prompt_ids, **sampling_defaults("models/my-model"))
 
-Nobody else reads them: a service samples by the request and by its own defaults.
+They are used only in this way: a service samples with the parameters of the request and its own defaults.
 """
 
 import json
@@ -24,7 +24,7 @@ _NAMES = {
 # Greedy decoding uses none of these.
 _FILTERS = ("top_p", "top_k", "min_p")
 # Fields that isobit lacks and that can change the output, each with the values that change nothing. A field
-# that stands nowhere here is refused, too: a later transformers may have added it.
+# that is not in any of these lists is refused, too, since a later transformers may have added it.
 _NOT_OFFERED = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
@@ -57,8 +57,8 @@ _NOT_OFFERED = {
     "dola_layers": (),
     "assistant_ensemble_weight": (),
 }
-# Fields that change no token, or only under a field that is refused: who pads and what begins a prompt, how
-# transformers searches with beams, caches, compiles, drafts tokens and answers.
+# Fields that change no token, or only together with a field that is refused: padding, the first token of a
+# prompt, and how transformers searches with beams, caches, compiles, drafts tokens and returns results.
 _INERT = frozenset((
     "pad_token_id", "bos_token_id", "decoder_start_token_id", "max_length", "early_stopping",
     "length_penalty", "low_memory", "renormalize_logits", "remove_invalid_values", "use_cache",
@@ -72,18 +72,18 @@ _INERT = frozenset((
 
 
 def sampling_defaults(model_dir: str | Path) -> SamplingOptions:
-    """The sampling parameters that generation_config.json of `model_dir` names, as keyword arguments.
+    """Returns the sampling parameters in `model_dir`'s generation_config.json, as keyword arguments.
 
-    `do_sample: false` gives temperature 0 and none of the filters. `eos_token_id` gives stop_token_ids,
+    `do_sample: false` gives temperature 0 and no filters. `eos_token_id` gives stop_token_ids,
     `max_new_tokens` max_tokens and `min_new_tokens` min_tokens. Every other field that can change a token,
-    and every field that is not known, is an error, unless its value changes nothing. What the file does not
-    name is left out, so the services' own defaults hold for it (temperature 1, no filter, 16 tokens), not
-    those of transformers (greedy, top_k 50). `max_length`, which counts the prompt, is not read.
+    and every unknown field, is an error, unless its value changes nothing. For parameters that the file does
+    not name, the services' own defaults hold (temperature 1, no filter, 16 tokens), not those of transformers
+    (greedy, top_k 50). `max_length` is ignored, since it counts the prompt, too.
 
     Raises:
       FileNotFoundError: `model_dir` has no generation_config.json.
-      ValueError: the file is no JSON object, a value is of the wrong type or range for its field, or it asks
-        for what isobit does not do, such as beams. The message names file and field.
+      ValueError: the file is not a JSON object, a value has a wrong type or is out of range, or a field asks
+        for something that isobit does not do, such as beams. The message names file and field.
     """
     path = file_of_model(model_dir, _FILE)
     if not path.is_file():

@@ -1,7 +1,7 @@
-"""gRPC's health protocol as far as a client needs it: Check, and the status that it answers.
+"""The part of gRPC's health protocol that a client needs: the call Check, and the status in its answer.
 
-The package grpcio-health-checking would do, but each of its releases wants a protobuf of its own, so that
-installing it beside a framework replaces the framework's protobuf.
+The package grpcio-health-checking has this, too. But each of its releases needs a certain protobuf version,
+so installing it beside a framework replaces the framework's protobuf.
 """
 
 import enum
@@ -12,11 +12,11 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 _CHECK = "/grpc.health.v1.Health/Check"
-_STATUS_FIELD = 1  # of HealthCheckResponse, which has no other
+_STATUS_FIELD = 1  # the only field of HealthCheckResponse
 
 
 class ServingStatus(enum.IntEnum):
-    """What a service says of itself. Numbers that a later protocol adds are UNKNOWN."""
+    """The status that a service reports. Numbers that a later protocol adds are UNKNOWN."""
 
     UNKNOWN = 0
     SERVING = 1
@@ -42,13 +42,17 @@ class HealthCheckResponse(NamedTuple):
 
     @classmethod
     def from_wire(cls, data: bytes) -> "HealthCheckResponse":
-        """Raises google.protobuf.message.DecodeError if `data` is no message."""
+        """Parses the message.
+
+        Raises:
+          google.protobuf.message.DecodeError: `data` is not a message.
+        """
         found = [f.data for f in UnknownFieldSet(Empty.FromString(data)) if f.field_number == _STATUS_FIELD]
         return cls(ServingStatus(found[-1] if found else 0))
 
 
 class HealthStub:
-    """The calls of a channel, synchronous or of asyncio."""
+    """The calls of the health service on a channel, synchronous or asyncio."""
 
     def __init__(self, channel: grpc.Channel | grpc.aio.Channel):
         self.Check = channel.unary_unary(

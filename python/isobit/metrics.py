@@ -1,7 +1,7 @@
 """Comparison summaries under the metric names of common training frameworks.
 
 Only metrics that a summary determines are here. A logprob that is NaN or infinite, on either side, makes
-every mean NaN and every largest difference more than 0, so that it cannot pass for a perfect match.
+every mean NaN and every largest difference greater than 0, so that it cannot look like a perfect match.
 """
 
 import math
@@ -10,10 +10,10 @@ from isobit.results import CompareSummary
 
 
 def framework_metrics(summary: CompareSummary) -> dict[str, float]:
-    """The summary under the names of verl, NeMo-RL, TorchTitan, TRL and others, for a dashboard.
+    """Returns the summary under the names of verl, NeMo-RL, TorchTitan, TRL and others, for a dashboard.
 
-    `token_count` belongs beside every other value: a gap of zero over zero tokens proves nothing. So does
-    `impossible_count`: logprobs that no token is drawn with, such as 5.0, may be equal on both sides.
+    Show `token_count` with every other value, since a gap of zero over zero tokens proves nothing. Show
+    `impossible_count`, too: logprobs that no token is drawn with, such as 5.0, may be equal on both sides.
     """
     statistics = summary.statistics
 

@@ -1,7 +1,7 @@
-"""NCCL point to point, by ctypes: the senders' side of weights that go from GPU to GPU. It needs NCCL's
-library, which PyTorch brings, but no torch.
+"""NCCL point to point, through ctypes: the senders' side of weights that go from GPU to GPU. It needs NCCL's
+library, which PyTorch brings, but not torch.
 
-A communicator here never blocks: each wait polls, and ends when `abort` is called, on any thread.
+A communicator here never blocks: every wait polls, and ends when any thread calls `abort`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _POLL_S = 50e-6
 
 
 class NcclError(RuntimeError):
-    """NCCL failed, or the group was given up."""
+    """NCCL failed, or the group was aborted."""
 
 
 class _Id(ctypes.Structure):
@@ -26,7 +26,8 @@ class _Id(ctypes.Structure):
 
 
 class _Config(ctypes.Structure):
-    """ncclConfig_t as of NCCL 2.14: later versions take it, and have defaults for what they have added."""
+    """ncclConfig_t as of NCCL 2.14. Later versions accept it, and use defaults for the fields that they have
+    added."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -38,12 +39,12 @@ class _Config(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """libnccl.so.2: the one that this process has loaded, as PyTorch does, or the system's.
+    """Returns libnccl.so.2: the one that this process has loaded, as PyTorch does, or the system's.
 
     Raises:
-        OSError: there is none.
+      OSError: there is none.
     """
-    # As the services have it: no multicast in the switches, which can fail to set up where hosts are shared.
+    # The same setting as in the services: without NVLink multicast, whose setup can fail on shared hosts.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     nccl = ctypes.CDLL("libnccl.so.2")
     nccl.ncclGetErrorString.restype = ctypes.c_char_p
@@ -64,7 +65,7 @@ def version() -> int:
 
 
 def new_id() -> bytes:
-    """Names a new group, as long as this process lives."""
+    """Returns the id of a new group, which is valid as long as this process lives."""
     made = _Id()
     _check(library().ncclGetUniqueId(ctypes.byref(made)))
     return bytes(bytearray(made))
@@ -74,20 +75,20 @@ class Communicator:
     """One rank's end of a group. One thread uses it; `abort` may come from another."""
 
     def __init__(self, group_id: bytes, rank: int, size: int):
-        """group_id: new_id's."""
+        """group_id: the result of new_id."""
         if len(group_id) != ID_BYTES:
-            raise ValueError(f"expected an id of {ID_BYTES} bytes, got {len(group_id)}")
+            raise ValueError(f"group_id: expected {ID_BYTES} bytes, got {len(group_id)}")
         self._group_id, self._rank, self._size = group_id, rank, size
         self._lock = threading.Lock()
         self._aborted = False
         self._comm = ctypes.c_void_p()
 
     def join(self) -> None:
-        """Joins the group and waits until all ranks are there. The thread's current CUDA device is the
+        """Joins the group and waits until all ranks have joined. The thread's current CUDA device becomes the
         rank's.
 
         Raises:
-            NcclError: NCCL refuses the group. As of all calls: `abort` was called.
+          NcclError: NCCL refuses the group; or, as in all calls, `abort` was called.
         """
         config = _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, 21400, 0)
         self._call(
@@ -102,8 +103,8 @@ class Communicator:
         """Enqueues transfers, which then run at the same time.
 
         Args:
-            transfers: ("send" or "receive", address in this GPU's memory, bytes, the other's rank).
-            stream: a CUDA stream's handle.
+          transfers: ("send" or "receive", address in this GPU's memory, bytes, rank of the other side).
+          stream: the handle of a CUDA stream.
         """
         nccl = library()
 
@@ -122,32 +123,33 @@ class Communicator:
         self._wait()
 
     def wait_for(self, is_done: Callable[[], bool]) -> None:
-        """Waits until what was enqueued has ended."""
+        """Waits until `is_done` returns true. Raises NcclError if the group fails first."""
         while not is_done():
             self._check_state()
             time.sleep(_POLL_S)
 
     def abort(self) -> None:
-        """Ends the group here, and what is in flight. Any thread; a second call does nothing."""
+        """Ends the group on this side, with everything in flight. Any thread may call it; a second call does
+        nothing."""
         with self._lock:
             if self._aborted:
                 return
             self._aborted = True
             comm, self._comm = self._comm, ctypes.c_void_p()
         if comm:
-            # It may wait for copies that never end.
+            # Aborting may wait for copies that never end.
             threading.Thread(target=library().ncclCommAbort, args=(comm,), daemon=True).start()
 
     def _call(self, call: Callable[[], int]) -> None:
         with self._lock:
             if self._aborted:
-                raise NcclError("the NCCL group was given up")
+                raise NcclError("the NCCL group was aborted")
             result = call()
         if result not in (0, _IN_PROGRESS):
             _check(result)
 
     def _check_state(self) -> bool:
-        """Whether NCCL has taken the last call."""
+        """Whether NCCL has completed the last call."""
         state = ctypes.c_int()
         self._call(lambda: library().ncclCommGetAsyncError(self._comm, ctypes.byref(state)))
         if state.value not in (0, _IN_PROGRESS):

@@ -1,5 +1,5 @@
-"""Files that hold prompts or tokens: only their owner may read them, no symlink leads them elsewhere, and
-they are never half written."""
+"""Files with prompts or tokens: only their owner may read them, no symlink redirects them, and they are never
+half written."""
 
 import errno
 import os
@@ -14,15 +14,15 @@ MODE = 0o600
 
 
 def open_private(path: str | os.PathLike, flags: int) -> int:
-    """A descriptor of the regular file `path`, which gets mode 0600 whatever it had.
+    """Returns a descriptor of the regular file `path`, after setting its mode to 0600.
 
     Args:
-        flags: of os.open; with O_CREAT a new file is made.
+      flags: the flags of os.open; with O_CREAT a new file is made.
 
     Raises:
-        OSError: the file cannot be opened, is a symlink or no regular file, or belongs to another user.
+      OSError: the file cannot be opened, is a symlink or not a regular file, or belongs to another user.
     """
-    # Without O_NONBLOCK a FIFO would be waited for.
+    # Without O_NONBLOCK, opening a FIFO would wait.
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         file = os.open(path, flags, MODE)
@@ -50,11 +50,11 @@ def open_private(path: str | os.PathLike, flags: int) -> int:
 
 @contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """A new file of mode 0600 that takes the place of `path` when the block ends without an error. What is
-    there until then stays whole; a symlink is replaced, not followed.
+    """Yields a new file of mode 0600, which replaces `path` when the block ends without an error. Until then
+    the old file stays complete. A symlink is replaced, not followed.
 
     Raises:
-        OSError: the file cannot be written, or `path` is something else than a file, such as a device.
+      OSError: the file cannot be written, or `path` is not a regular file but, for example, a device.
     """
     path = Path(path)
     try:
@@ -64,7 +64,7 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
     else:
         if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
             raise OSError(errno.EINVAL, "expected a regular file", str(path))
-    # Its name is new, so that nobody can have put something there.
+    # The name is random, so that no other process can have put something there.
     file, part = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(file, "wb") as stream:
@@ -78,6 +78,6 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
 
 
 def write_private(path: str | os.PathLike, text: str) -> None:
-    """Replaces a file as a whole. OSError as `replacing`."""
+    """Replaces a whole file with `text`. Raises OSError as `replacing` does."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))

@@ -1,15 +1,16 @@
-"""Writes down what a rollout sampled, so that anybody can compute every logprob again, anywhere, later.
+"""Records what a rollout sampled, so that every logprob can be computed again later, by anyone, on any
+machine.
 
     with Recorder("run.jsonl") as recorder:
         samples = rollout.generate(prompt, seed=1, temperature=0.8, max_tokens=64)
         recorder.add(prompt, samples, temperature=0.8)
 
-`isobit audit` reads the file. One line is one sample, a JSON object with FIELDS. Logprobs are the 8 hex
-digits of their fp32 bits. `sum` is the SHA-256 of the line before's `sum` (of the first line: nothing) and of
-this line without its `sum`, as `sum_of` says: it finds lines that were changed, lost or moved. The last line
-is the seal, an object with SEAL_FIELDS: how many samples there are, and the sum that ends the chain. A
-recording without one is still being written, was cut, or lost its writer. Sums and seal are no signature:
-whoever wants to can write another file.
+`isobit audit` reads the file. Each line is a JSON object with FIELDS and holds one sample. A logprob is
+stored as the 8 hex digits of its fp32 bits. `sum` is the SHA-256 of the previous line's `sum` (empty for the
+first line) and of this line without its `sum`; see `sum_of`. It reveals lines that were changed, lost or
+moved. The last line is the seal, an object with SEAL_FIELDS: the number of samples, and the sum that ends the
+chain. A recording without a seal is still being written, was cut off, or its writer died. Sums and seal are
+not a signature: anyone can write another file.
 """
 
 import fcntl
@@ -38,7 +39,7 @@ FIELDS = (
     "weights", "weight_version", "fingerprint", "settings", "finish_reason", "sum",
 )  # fmt: skip
 SEAL_FIELDS = ("format", "samples", "sum")
-# What scoring does not depend on.
+# Parameters that do not change a score.
 _NOT_SCORED = ("n", "seed", "max_tokens", "max_new_tokens", "logprobs")
 
 _SAMPLES = "samples"  # the field that only a seal has
@@ -47,22 +48,23 @@ _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
 class Recorder:
-    """Appends samples to a file, and its seal at `close`. Threads may share it; processes may not.
+    """Appends samples to a file, and a seal at `close`. Threads may share it; processes may not.
 
-    The lines of an add() are with the operating system when it returns, so that a killed process loses none.
-    A recording whose process died has no seal: another Recorder on it goes on, and its close() seals.
+    When add() returns, the operating system has its lines, so a killed process loses none. A recording whose
+    process died has no seal; another Recorder can continue it, and its close() writes the seal.
     """
 
     def __init__(self, path: str | os.PathLike, *, cut_torn_line: bool = False):
-        """Goes on behind the last sample of a file that exists, whose seal goes with the first sample added.
+        """Opens the file, or makes it. In an existing recording, continues after the last sample; the old
+        seal is removed with the first sample that is added.
 
         Args:
-            cut_torn_line: cuts off a last line that is not whole, as a machine that crashed leaves it.
+          cut_torn_line: removes an incomplete last line, which a crash of the machine can leave.
 
         Raises:
-            ValueError: the file does not end with a whole line of a recording.
-            BlockingIOError: another recorder, of this process or of another, has the file.
-            OSError: the file cannot be opened, is a symlink, or belongs to another user.
+          ValueError: the file does not end with a complete line of a recording.
+          BlockingIOError: another recorder, of this or another process, has the file open.
+          OSError: the file cannot be opened, is a symlink, or belongs to another user.
         """
         self._path = Path(path)
         self._process = os.getpid()
@@ -79,18 +81,19 @@ class Recorder:
     def add(
         self, prompt_token_ids: TokenIds, samples: Iterable[Sample], **sampling: Unpack[SamplingOptions]
     ) -> None:
-        """Records the samples of one prompt: all of them or, with an exception, none.
+        """Records the samples of one prompt: all of them or, if it raises an exception, none.
 
         Args:
-            samples: RolloutClient.generate's, or those of isobit.aio.
-            **sampling: what they were drawn with. n, seed and max_tokens may be left out.
+          prompt_token_ids: one row of integers.
+          samples: the result of RolloutClient.generate, or of isobit.aio.
+          **sampling: the parameters that the samples were drawn with. n, seed and max_tokens may be left out.
 
         Raises:
-            ValueError: a sample without tokens, or whose tokens several versions of the weights drew, which
-                no later scorer has together; the recorder is closed, or of the process that forked this one.
-            TypeError: not a sampling parameter, or not one row of token ids.
-            OSError: the file could not be written, such as on a full disk, and ends with the last whole line;
-                or somebody else has written to it.
+          ValueError: a sample has no tokens; or its tokens come from several weight versions, which no scorer
+            has at the same time; or the recorder is closed, or belongs to the parent of this forked process.
+          TypeError: an unknown sampling parameter, or not one row of token ids.
+          OSError: the file cannot be written, for example because the disk is full; it then ends with its
+            last complete line. Or another process has written to it.
         """
         self._check_process()
         options = _options_of(sampling)
@@ -107,7 +110,7 @@ class Recorder:
         if len(tokens.token_ids) == 0:
             raise ValueError(f"{where}: expected at least one token")
         if len(set(tokens.weight_versions.tolist())) > 1:
-            raise ValueError(f"{where}: expected tokens of one version of the weights, got several")
+            raise ValueError(f"{where}: expected tokens of one weight version, got several")
         return {
             "format": FORMAT,
             "time": round(time.time(), 3),
@@ -128,18 +131,18 @@ class Recorder:
     def _check_process(self) -> None:
         if self._process != os.getpid():
             raise ValueError(
-                f"{self._path}: expected process {self._process}, whose recorder this is, got its child"
-                f" {os.getpid()}: make a Recorder in the child, for a file of its own"
+                f"{self._path}: expected process {self._process}, which made this recorder, got its child"
+                f" {os.getpid()}: make a Recorder in the child, with another file"
             )
 
     def _append(self, lines: list[dict[str, Any]]) -> None:
-        """Writes lines of samples; the caller holds the lock."""
+        """Writes lines of samples. The caller holds the lock."""
         if self._file < 0:
-            raise ValueError(f"{self._path}: expected an open recorder, got one that is closed")
+            raise ValueError(f"{self._path}: expected an open recorder, got a closed one")
         state = self._state
         info = os.fstat(self._file)
         if info.st_nlink == 0 or info.st_size != state.end + state.seal_size:
-            raise OSError(f"{self._path}: somebody else has removed it, or written to it")
+            raise OSError(f"{self._path}: another process has removed it, or has written to it")
         if state.seal_size:
             os.ftruncate(self._file, state.end)
             state = self._state = _State(state.samples, state.sum, state.end)
@@ -160,7 +163,7 @@ class Recorder:
         self._write(data, _State(state.samples, state.sum, state.end, len(data)))
 
     def _write(self, data: bytes, after: "_State") -> None:
-        """All of `data`, or none and an exception. after: the state that it makes."""
+        """Writes all of `data`, or nothing and raises an exception. after: the state that results."""
         before = self._state
         try:
             rest = memoryview(data)
@@ -173,7 +176,11 @@ class Recorder:
             raise
 
     def close(self) -> None:
-        """Seals and closes the file. OSError: no seal could be written; the file is closed without it."""
+        """Seals and closes the file.
+
+        Raises:
+          OSError: the seal cannot be written; the file is closed without it.
+        """
         with self._lock:
             if self._file < 0:
                 return
@@ -184,8 +191,11 @@ class Recorder:
                 os.close(file)
 
     def _drop(self) -> None:
-        """In a forked child: the file is the parent's, whose lock would last as long as a child has it."""
-        self._lock = threading.Lock()  # another thread of the parent may have held it
+        """Closes the file in a forked child. It belongs to the parent, and its lock would last as long as a
+        child has it open."""
+        self._lock = (
+            threading.Lock()
+        )  # a new one, since another thread of the parent may have held the old one
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -207,12 +217,12 @@ os.register_at_fork(after_in_child=_drop_all)
 
 @dataclass(frozen=True)
 class _State:
-    """Of a recording's file."""
+    """The state of a recording's file."""
 
-    samples: int  # lines
-    sum: str  # of the last of them; "": there is none
-    end: int  # of them, in bytes
-    seal_size: int = 0  # bytes of the seal, which follows; 0: there is none
+    samples: int  # the number of lines with samples
+    sum: str  # the sum of the last of these lines; "": there are none
+    end: int  # where these lines end, in bytes
+    seal_size: int = 0  # bytes of the seal that follows; 0: there is no seal
 
 
 def _lock_file(file: int, path: Path) -> None:
@@ -232,7 +242,7 @@ def _state_of(file: int, path: Path, cut_torn_line: bool) -> _State:
             lines, size, last, before = lines + 1, size + len(line), line, last
     if torn and not cut_torn_line:
         raise ValueError(
-            f"{path}: the last line is not whole; cut it with cut_torn_line=True or `isobit audit --seal`,"
+            f"{path}: the last line is not whole; remove it with cut_torn_line=True or `isobit audit --seal`,"
             " or record into a new file"
         )
     found = _line_of(last, path) if lines else {}
@@ -265,7 +275,11 @@ def _text_of(line: Mapping[str, Any]) -> bytes:
 
 
 def parse_line(text: bytes) -> Any:
-    """The JSON value of a line. ValueError: it is none, or one that readers may understand differently."""
+    """Returns the JSON value in a line.
+
+    Raises:
+      ValueError: it is not JSON, or readers may understand it differently.
+    """
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(found)
@@ -280,11 +294,11 @@ def parse_line(text: bytes) -> Any:
 
 
 def lines_of(path: str | os.PathLike) -> Iterator[dict[str, Any]]:
-    """The lines of a recording that write_parquet wrote, its seal included.
+    """Yields the lines of a recording that write_parquet wrote, including the seal.
 
     Raises:
-        ImportError: pyarrow is not there (pip install 'isobit[parquet]').
-        ValueError: the file is no such recording.
+      ImportError: pyarrow is not installed (pip install 'isobit[parquet]').
+      ValueError: the file is not such a recording.
     """
     import pyarrow
     from pyarrow import parquet
@@ -304,14 +318,14 @@ def lines_of(path: str | os.PathLike) -> Iterator[dict[str, Any]]:
 
 
 def write_parquet(lines: Iterable[Mapping[str, Any]], path: str | os.PathLike) -> None:
-    """Writes lines of a recording, as json.loads gives them, in Parquet: a column a field, `sampling` as its
-    JSON text. Nothing is lost, so their sums still fit; the seal is a row, too. Only the file's owner may
-    read it.
+    """Writes lines of a recording (as json.loads returns them) as Parquet: one column for each field, with
+    `sampling` as JSON text. Nothing is lost, so the sums are still valid; the seal is a row, too. Only the
+    owner may read the file.
 
     Raises:
-        ImportError: pyarrow is not there (pip install 'isobit[parquet]').
-        ValueError: a line lacks a field, or one has another type.
-        OSError: the file cannot be written.
+      ImportError: pyarrow is not installed (pip install 'isobit[parquet]').
+      ValueError: a field is missing in a line, or has a wrong type.
+      OSError: the file cannot be written.
     """
     import pyarrow
     from pyarrow import parquet
@@ -347,19 +361,23 @@ def _groups(rows: Iterable[dict[str, Any]], size: int) -> Iterator[list[dict[str
 
 
 def sum_of(before: str, line: Mapping[str, Any]) -> str:
-    """The `sum` of a line, given that of the line before it ("" for the first)."""
+    """Returns the `sum` of a line, given the sum of the line before it ("" for the first line)."""
     rest = {name: value for name, value in line.items() if name != "sum"}
     text = before + json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def bits_hex(logprobs: np.ndarray) -> str:
-    """fp32 [tokens] as 8 hex digits each, the sign's first."""
+    """Returns fp32 [tokens] as text, 8 hex digits for each, the sign's digit first."""
     return logprobs.astype(">f4").tobytes().hex()
 
 
 def logprobs_of(bits: str) -> np.ndarray:
-    """The fp32 [tokens] that bits_hex wrote. ValueError: not 8 hex digits each."""
+    """Returns the fp32 [tokens] that bits_hex wrote.
+
+    Raises:
+      ValueError: `bits` is not 8 hex digits for each token.
+    """
     data = bytes.fromhex(bits)
     if len(data) % 4:
         raise ValueError(f"expected 8 hex digits for each token, got {len(bits)}")
@@ -367,8 +385,9 @@ def logprobs_of(bits: str) -> np.ndarray:
 
 
 def _options_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """What scoring depends on, checked as generate() does, as JSON can hold it."""
-    plain = {name: _plain(value) for name, value in sampling.items()}  # an iterator can be read once only
+    """Returns the parameters that a score depends on, checked as in generate(), in a form that JSON can
+    hold."""
+    plain = {name: _plain(value) for name, value in sampling.items()}  # an iterator can be read only once
     to_proto(plain)
     options = {k: v for k, v in plain.items() if v is not None and k not in _NOT_SCORED}
     if "logit_bias" in options:
@@ -377,7 +396,8 @@ def _options_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and rows of NumPy and torch, sets and iterators as Python's numbers, lists and dicts."""
+    """Turns numbers and rows of NumPy and torch, sets and iterators into Python's numbers, lists and
+    dicts."""
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):

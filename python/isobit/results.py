@@ -1,4 +1,4 @@
-"""What the services answer, as dataclasses of numpy arrays, made from the messages of isobit.v1.
+"""The services' answers as dataclasses of NumPy arrays, made from the messages of isobit.v1.
 
 Logprobs are float32 with the bits that the service computed; token ids are int32; logarithms are natural.
 """
@@ -17,7 +17,7 @@ Verdict = Literal["equal", "unequal", "impossible", "nothing_compared"]
 
 
 class _Result:
-    """A dataclass whose repr() is short, however many tokens it holds."""
+    """A dataclass whose repr() is short, however many tokens it has."""
 
     def __repr__(self) -> str:
         values = (f"{field.name}={_brief(getattr(self, field.name))}" for field in dataclasses.fields(self))
@@ -34,7 +34,7 @@ def _brief(value: Any) -> str:
 
 
 def _enum_name(enum, value: int) -> str:
-    """FINISH_REASON_STOP becomes stop; a value that this client does not know becomes its number."""
+    """FINISH_REASON_STOP becomes stop. A value that this client does not know becomes its number, as text."""
     if value not in enum.values():
         return str(value)
     prefix = enum.Name(0).removesuffix("UNSPECIFIED")
@@ -44,7 +44,7 @@ def _enum_name(enum, value: int) -> str:
 @dataclass(frozen=True, repr=False)
 class WeightVersion(_Result):
     id: int
-    digest: str  # of names, shapes and values, 64 hex digits (isobit.weight_digest)
+    digest: str  # 64 hex digits, a function of names, shapes and values (isobit.weight_digest)
 
     @classmethod
     def from_proto(cls, message: types_pb2.WeightVersion) -> Self:
@@ -66,7 +66,7 @@ class TokenLogprobs(_Result):
     token_ids: np.ndarray  # int32 [tokens]
     logprobs: np.ndarray  # float32 [tokens]
     weight_versions: np.ndarray  # uint64 [tokens]
-    top: tuple[TopLogprobs, ...]  # one for each token, or empty when no alternatives were asked for
+    top: tuple[TopLogprobs, ...]  # one for each token; empty if no alternatives were requested
 
     @classmethod
     def from_proto(cls, message: types_pb2.TokenLogprobs) -> Self:
@@ -105,7 +105,7 @@ class TokenLogprobs(_Result):
 
 @dataclass(frozen=True, repr=False)
 class Chunk(_Result):
-    """The next tokens of a sample, as they stream."""
+    """The next tokens of a sample, as they arrive."""
 
     request_id: str
     index: int  # the sample, in [0, n)
@@ -120,18 +120,18 @@ class Sample(_Result):
     index: int  # the sample, in [0, n)
     tokens: TokenLogprobs
     finish_reason: FinishReason
-    stop_token_id: int | None  # when finish_reason is stop
-    abort_reason: str  # when finish_reason is abort
+    stop_token_id: int | None  # set if finish_reason is stop
+    abort_reason: str  # set if finish_reason is abort
     num_prompt_tokens: int
     seed: int
     logprob_mode: LogprobMode
     fingerprint: str
     weight_version: WeightVersion  # of the last token; tokens.weight_versions has one for each
     num_preemptions: int
-    num_cached_tokens: int  # prompt tokens found computed when the sample first ran
-    num_draft_tokens: int = 0  # guessed tokens that were computed for it
-    num_accepted_tokens: int = 0  # tokens that it got because of right guesses
-    settings: str = ""  # of the model directory: end-of-sequence ids, context length
+    num_cached_tokens: int  # prompt tokens that were already computed when the sample first ran
+    num_draft_tokens: int = 0  # guessed tokens that were computed for the sample
+    num_accepted_tokens: int = 0  # tokens that the sample got from correct guesses
+    settings: str = ""  # Fingerprint.settings: end-of-sequence ids, context length
 
     @classmethod
     def from_proto(
@@ -162,10 +162,10 @@ class Score(_Result):
     """The scores of one sequence."""
 
     sequence_id: str
-    index: int  # the sequence's place in the request
+    index: int  # of the sequence in the request
     tokens: TokenLogprobs  # one entry for each completion token
-    prompt: TokenLogprobs | None  # one entry for each prompt token but the first, if asked for
-    entropies: np.ndarray | None  # float32 [completion tokens], in nats, if asked for
+    prompt: TokenLogprobs | None  # one entry for each prompt token except the first; None unless requested
+    entropies: np.ndarray | None  # float32 [completion tokens], in nats; None unless requested
     logprob_mode: LogprobMode
     fingerprint: str
     weight_version: WeightVersion
@@ -188,20 +188,20 @@ class Score(_Result):
 
 @dataclass(frozen=True, repr=False)
 class TokenGaps(_Result):
-    """Consecutive tokens of one sequence with both sides' logprobs; every array is [tokens]."""
+    """Consecutive tokens of one sequence with the logprobs of both sides. Every array is [tokens]."""
 
     sequence_id: str
-    positions: np.ndarray  # int32, place in the completion, from 0
+    positions: np.ndarray  # int32, index in the completion, from 0
     token_ids: np.ndarray  # int32
     rollout_logprobs: np.ndarray  # float32
     scorer_logprobs: np.ndarray  # float32
     abs_dp: np.ndarray  # float64, |exp(rollout) - exp(scorer)|; 1 where dlogp is NaN
     dlogp: np.ndarray  # float64, rollout - scorer
     ulp_distances: np.ndarray  # uint32
-    equal: np.ndarray  # bool; False for any NaN
+    equal: np.ndarray  # bool, whether the bits are equal; False if either side is NaN
     rollout_weight_versions: np.ndarray  # uint64
     scorer_weight_versions: np.ndarray  # uint64
-    impossible: np.ndarray  # bool; a side has NaN, an infinity or more than 0, which no token is drawn with
+    impossible: np.ndarray  # bool; a side is NaN, infinite or above 0, which no drawn token can have
 
     @classmethod
     def from_proto(cls, message: comparator_pb2.TokenGaps) -> Self:
@@ -212,7 +212,7 @@ class TokenGaps(_Result):
             sequence_id=message.sequence_id,
             positions=column("position", np.int32),
             token_ids=column("token_id", np.int32),
-            # Made from the bit patterns, so that even a NaN's payload is as the services sent it.
+            # Made from the bit patterns, so that even the payload of a NaN is preserved.
             rollout_logprobs=column("rollout_bits", np.uint32).view(np.float32),
             scorer_logprobs=column("scorer_bits", np.uint32).view(np.float32),
             abs_dp=column("abs_dp", np.float64),
@@ -227,8 +227,8 @@ class TokenGaps(_Result):
 
 @dataclass(frozen=True, repr=False)
 class GapStatistics(_Result):
-    """Statistics over tokens; proto/isobit/v1/comparator.proto defines each, and how it counts a NaN or an
-    infinity."""
+    """Statistics over tokens. proto/isobit/v1/comparator.proto defines each one, and how it counts a NaN or
+    an infinity."""
 
     num_tokens: int
     num_unequal: int
@@ -256,10 +256,10 @@ class GapStatistics(_Result):
 
 @dataclass(frozen=True, repr=False)
 class Divergence(_Result):
-    """A token, such as where bits first differ."""
+    """The place of a token, such as the first one whose bits differ."""
 
     sequence_id: str
-    position: int  # place in the completion, from 0
+    position: int  # index in the completion, from 0
 
 
 def _divergence(message, field: str = "first_divergence") -> Divergence | None:
@@ -296,7 +296,7 @@ class SequenceReport(_Result):
 
 @dataclass(frozen=True, repr=False)
 class SideIdentity(_Result):
-    """The arithmetic and weights of one side of a comparison."""
+    """The arithmetic and the weights of one side of a comparison."""
 
     fingerprint: str
     weight_version: WeightVersion

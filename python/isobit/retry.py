@@ -1,7 +1,7 @@
-"""Tries a call again that a full queue or a quota has refused, when the service says that this is of use.
+"""Repeats a call that a full queue or a quota has refused, if the service says that this is useful.
 
-The clients do so by themselves, within the timeout of each call. What calls a service in another way may use
-`retried` or `aretried`.
+The clients do this themselves, within the timeout of each call. Code that calls a service in another way may
+use `retried` or `aretried`.
 """
 
 import asyncio
@@ -15,16 +15,17 @@ from isobit.timeouts import Deadline
 
 _Result = TypeVar("_Result")
 
-# Of the service's hint. Callers that were refused together come back apart.
+# Up to this fraction of the service's hint is added at random, so that callers that were refused together do
+# not come back together.
 _SPREAD = 0.5
 
 
 def pause_s(error: ResourceExhaustedError, deadline: Deadline) -> float:
-    """How long to wait before the call that `error` ended is tried again.
+    """Returns how many seconds to wait before the call that ended with `error` is tried again.
 
     Raises:
-      ResourceExhaustedError: `error` itself: the service gave no hint, so that another try is of no use, or
-        the deadline is over before the time that it named.
+      ResourceExhaustedError: `error` itself, if the service gave no hint, so that another try is useless; or
+        if the deadline is earlier than the time in the hint.
     """
     if error.retry_after_ms is None:
         raise error
@@ -32,7 +33,7 @@ def pause_s(error: ResourceExhaustedError, deadline: Deadline) -> float:
     left = deadline.left_s()
     if left is not None and left <= hint:
         raise error
-    # Some of what is left is the next try's.
+    # Some of the time that is left is reserved for the next try.
     spread = hint * _SPREAD if left is None else min(hint * _SPREAD, (left - hint) / 2)
     return hint + random.uniform(0, spread)
 
@@ -42,14 +43,15 @@ def retried(
     timeout: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Result:
-    """What `call` returns. While it raises ResourceExhaustedError with a hint, it is called again after that
-    time, as often as `timeout` seconds allow; None: without end.
+    """Returns the result of `call`. While `call` raises ResourceExhaustedError with a hint, it is called
+    again after that time, as long as `timeout` allows.
 
     Args:
       call: gets the seconds that are left, or None.
+      timeout: in seconds; None: no limit.
 
     Raises:
-      ResourceExhaustedError: without a hint, or when no time is left for another try.
+      ResourceExhaustedError: it has no hint, or no time is left for another try.
     """
     deadline = Deadline(timeout)
     while True:
@@ -65,7 +67,7 @@ async def aretried(
     timeout: float | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> _Result:
-    """As retried, for asyncio."""
+    """Like retried, for asyncio."""
     deadline = Deadline(timeout)
     while True:
         try:

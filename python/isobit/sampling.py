@@ -1,4 +1,4 @@
-"""Sampling parameters as keyword arguments, with the names that other engines use."""
+"""Sampling parameters as keyword arguments, under the names that other engines use."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,11 +14,12 @@ LogprobMode = Literal["processed", "raw"]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The keyword arguments of generate, score and compare. None is the same as leaving one out, except for
-    max_tokens: other engines take None for no limit, and a service that is not told takes 16.
+    """The keyword arguments of generate, score and compare. None is the same as leaving the argument out,
+    except for max_tokens: other engines take None as no limit, but without max_tokens a service generates 16
+    tokens.
 
-    proto/isobit/v1/types.proto has ranges and defaults, in the message SamplingParams. Types are
-    strict: an integer may be NumPy's, but 1.0 and True are not integers.
+    The message SamplingParams in proto/isobit/v1/types.proto documents ranges and defaults. Types are strict:
+    an integer may be NumPy's, but 1.0 and True are not integers.
     """
 
     temperature: float | None
@@ -48,7 +49,7 @@ _INTEGERS = {
     FieldDescriptor.TYPE_UINT32: UINT32,
     FieldDescriptor.TYPE_UINT64: UINT64,
 }
-# What vLLM, SGLang, OpenAI and transformers call it, or do beside it.
+# Names of vLLM, SGLang, OpenAI and transformers, with what to use here instead.
 _ELSEWHERE = {
     "max_completion_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
@@ -76,7 +77,7 @@ _ELSEWHERE = {
     "streaming": "stream=True",
     "num_generations": "n",
 }
-# Not sampling parameters, but a misspelt one of them is taken for one.
+# Arguments that are not sampling parameters. If one is misspelt, Python passes it as a sampling parameter.
 _OF_CALLS = (
     "allow_weight_mismatch", "determinism", "draft_token_ids", "entropy", "gap_detail", "logprob_mode",
     "max_concurrency", "prompt_logprobs", "request_id", "speculation", "stream", "timeout", "timeout_ms",
@@ -85,12 +86,12 @@ _OF_CALLS = (
 
 
 def to_proto(options: Mapping) -> types_pb2.SamplingParams:
-    """The message that carries `options`.
+    """Returns the message for `options`.
 
     Raises:
-      TypeError: there is no such option, a value has the wrong type, or one option is given twice with
-        different values.
-      ValueError: a value does not fit its field: a negative seed, NaN, or more than the type can hold; or
+      TypeError: an option is unknown, a value has a wrong type, or one option is given twice with different
+        values.
+      ValueError: a value does not fit its field (a negative seed, NaN, or more than the type can hold), or
         max_tokens is None.
     """
     values = {}
@@ -100,14 +101,14 @@ def to_proto(options: Mapping) -> types_pb2.SamplingParams:
             if field == "max_tokens":
                 raise ValueError(
                     f"{name} is None, which elsewhere means no limit: expected a number, such as the model's"
-                    " context length less the prompt's tokens; left out, it is 16"
+                    " context length minus the prompt's tokens; without it, the limit is 16"
                 )
             continue
         if name in _STOP_STRINGS:
             raise TypeError(
-                f"{name}: stop strings belong to the client, as the services know token ids alone: use"
-                " stop_token_ids, or read generate(stream=True), decode it with Tokenizer.stream() and close"
-                " the iterator when the string appears"
+                f"{name}: the services know no stop strings, only token ids: use stop_token_ids, or read"
+                " generate(stream=True), decode it with Tokenizer.stream() and close the iterator when the"
+                " string appears"
             )
         if field not in _FIELDS:
             raise TypeError(_unknown(name))
@@ -119,7 +120,11 @@ def to_proto(options: Mapping) -> types_pb2.SamplingParams:
 
 
 def mode_to_proto(mode: LogprobMode) -> types_pb2.LogprobMode:
-    """The enum value of `mode`; ValueError for any other string."""
+    """Returns the enum value of `mode`.
+
+    Raises:
+      ValueError: `mode` is neither "processed" nor "raw".
+    """
     modes = {"processed": types_pb2.LOGPROB_MODE_PROCESSED, "raw": types_pb2.LOGPROB_MODE_RAW}
     if mode not in modes:
         raise ValueError(f"logprob_mode is {mode!r}, expected 'processed' or 'raw'")
@@ -127,7 +132,7 @@ def mode_to_proto(mode: LogprobMode) -> types_pb2.LogprobMode:
 
 
 def _unknown(name: str) -> str:
-    """Says that no parameter is called `name`, and which one may be meant."""
+    """Returns an error message for an unknown parameter, with the one that may be meant."""
     text = f"no sampling parameter is called {name}"
     if meant := _ELSEWHERE.get(name):
         return f"{text}: use {meant}"
@@ -137,7 +142,7 @@ def _unknown(name: str) -> str:
 
 
 def _checked(field: str, value):
-    """`value`, converted to the type of `field`."""
+    """Returns `value`, converted to the type of `field`."""
     if field == "stop_token_ids":
         if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
             raise wrong_type(field, value, "a sequence of integers")

@@ -1,9 +1,10 @@
 """The program of a worker process that renders chat templates (isobit.bounded_templates starts it).
 
-A template is a program from the internet. No check of its text can bound it: one filter may take minutes or
-gigabytes within C code. So it runs in a process of its own, which the kernel ends at its bounds. The Jinja
-environment here is the one that templates are written for: Hugging Face transformers 5 defines it, and every
-rendering equals that of its apply_chat_template. Imports nothing but Jinja and the standard library.
+A template is a program from the internet. No check of its text can bound its work: a single filter may take
+minutes or gigabytes inside C code. So it runs in a separate process, which the kernel ends at its limits. The
+Jinja environment here is the one that templates are written for: Hugging Face transformers 5 defines it, and
+every rendering equals that of its apply_chat_template. This module imports only Jinja and the standard
+library.
 """
 
 import datetime
@@ -22,13 +23,13 @@ import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
 
-CPU_SECONDS = 0.5  # of one rendering; SIGPROF ends the process then
+CPU_SECONDS = 0.5  # for one rendering; then SIGPROF ends the process
 MEMORY_BYTES = 320 << 20  # of the process, the interpreter's own data included
 MAX_CHARACTERS = 16 << 20  # of a rendered text
 OUT_OF_MEMORY = 77  # the exit status
 _MAX_ERROR = 2000  # characters
 
-# The variable that passes a rendering's spans to the extension; its name is one that no template uses.
+# The variable that passes the spans of a rendering to the extension. No template uses this name.
 _SPANS = "_isobit_spans"
 
 
@@ -37,12 +38,13 @@ class Refused(Exception):
 
 
 class _Spans:
-    """Where in a rendering the assistant's own text lies: what stood between {% generation %} tags."""
+    """Finds the assistant's own text in a rendering: what the template wrote between {% generation %}
+    tags."""
 
     def __init__(self):
-        self.pieces: list[str] = []  # of the rendering so far
-        self.length = 0  # of the pieces together
-        self.found: list[tuple[int, int]] = []  # first character, and one past the last
+        self.pieces: list[str] = []  # the rendering so far
+        self.length = 0  # the number of characters in all pieces
+        self.found: list[tuple[int, int]] = []  # for each span: its first character, and one past its last
 
     def add(self, piece: str) -> None:
         self.pieces.append(piece)
@@ -52,7 +54,7 @@ class _Spans:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}, which changes nothing in the text."""
+    """{% generation %} ... {% endgeneration %}, which does not change the text."""
 
     tags = frozenset({"generation"})
 
@@ -129,11 +131,11 @@ def _compile(text: str) -> jinja2.Template:
 
 
 def render(template: str, variables: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    """The text, and the spans of characters between its {% generation %} tags.
+    """Returns the text, and the spans of characters between its {% generation %} tags.
 
     Raises:
       Refused: the template is not valid, or fails.
-      MemoryError: it needs more memory than there is.
+      MemoryError: it needs more memory than it may have.
     """
     spans = _Spans()
     try:
@@ -143,15 +145,15 @@ def render(template: str, variables: dict[str, Any]) -> tuple[str, list[tuple[in
     except (Refused, MemoryError):
         raise
     except jinja2.TemplateSyntaxError as error:
-        raise Refused(f"the chat template is no valid Jinja, line {error.lineno}: {error}") from error
+        raise Refused(f"the chat template is not valid Jinja, line {error.lineno}: {error}") from error
     except jinja2.TemplateError as error:
         raise Refused(f"the chat template refuses the messages: {error}") from error
-    except Exception as error:  # the template is a program: it may add a number to a text
+    except Exception as error:  # a template is a program, and may fail in any way
         raise Refused(f"the chat template fails on the messages: {type(error).__name__}: {error}") from error
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """What write_frame has written, or None at the end of the stream."""
+    """Returns what write_frame wrote, or None at the end of the stream."""
     head = stream.read(8)
     if len(head) < 8:
         return None
@@ -169,7 +171,7 @@ def write_frame(stream: BinaryIO, *parts: bytes) -> None:
 
 
 def _answer(request: bytes) -> tuple[bytes, bytes]:
-    """The head of an answer, a line of JSON, and the text that follows it."""
+    """Returns the head of an answer, a line of JSON, and the text that follows it."""
     template, variables = pickle.loads(request)  # from the process that owns this one
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
@@ -190,7 +192,8 @@ def _limit(what: int, value: int) -> None:
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     _limit(resource.RLIMIT_DATA, MEMORY_BYTES)
-    # For kernels that count less as data. What is mapped already may be large, such as files of locales.
+    # For kernels that count fewer mappings as data. What is mapped already may be large, such as locale
+    # files.
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _limit(resource.RLIMIT_AS, mapped + MEMORY_BYTES)
     _limit(resource.RLIMIT_CORE, 0)
@@ -199,7 +202,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     while (request := read_frame(requests)) is not None:
         try:
             answer = _answer(request)
-        except MemoryError:  # what is left of the memory may be in pieces
+        except MemoryError:  # the free memory may be too fragmented to continue
             sys.exit(OUT_OF_MEMORY)
         except Exception as error:  # the variables cannot be unpickled here
             answer = (json.dumps({"unread": f"{type(error).__name__}: {error}"[:_MAX_ERROR]}).encode(), b"\n")

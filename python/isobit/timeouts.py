@@ -1,18 +1,18 @@
-"""Timeouts in seconds, as every call takes them: checked once, here."""
+"""Timeouts in seconds, as arguments of every call: checked here."""
 
 import time
 
 from isobit.arguments import is_bool, wrong_type
 
-# A longer timeout is none: gRPC's clock ends before, and a call that outlives its deadline ends at once.
+# A longer timeout counts as no limit, since gRPC's clock cannot hold it, and the call would end at once.
 _LONGEST_S = 10 * 365 * 86400.0
 
 
 def checked_timeout(timeout: float | None, name: str = "timeout") -> float | None:
-    """`timeout` as a float; None: no limit, which infinity and more than ten years are too.
+    """Returns `timeout` as a float. None means no limit; so do infinity and more than ten years.
 
     Raises:
-      TypeError: it is no number.
+      TypeError: `timeout` is not a number.
       ValueError: it is NaN or negative.
     """
     if timeout is None:
@@ -29,19 +29,19 @@ def checked_timeout(timeout: float | None, name: str = "timeout") -> float | Non
 
 
 class Deadline:
-    """When a timeout that begins now is over."""
+    """The time at which a timeout that begins now ends."""
 
     def __init__(self, timeout: float | None):
-        """Raises what checked_timeout raises."""
+        """Raises as checked_timeout does."""
         self.timeout = checked_timeout(timeout)
         self._end = None if self.timeout is None else time.monotonic() + self.timeout
 
     def left_s(self) -> float | None:
-        """The seconds that are left, 0 once it is over; None: no limit."""
+        """The seconds that are left; 0 once the deadline has passed; None: no limit."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def bounded(self, seconds: float) -> float:
-        """`seconds`, or what is left if that is less."""
+        """Returns `seconds`, or the time that is left if that is less."""
         left = self.left_s()
         return seconds if left is None else min(seconds, left)
 

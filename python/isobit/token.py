@@ -1,7 +1,7 @@
 """Makes a bearer token: python -m isobit.token NAME ROLE... --token_file FILE
 
-Writes the token to a new file that only its owner can read, and prints the client's entry for the
-service's --access_file. The entry has the token's SHA-256, not the token.
+Writes the token to a new file that only its owner can read, and prints the client's entry for the service's
+--access_file. The entry contains the token's SHA-256, not the token.
 """
 
 import hashlib
@@ -15,7 +15,11 @@ ROLES = ("generate", "score", "compare", "watch", "admin")
 
 
 def write_token(path: str) -> str:
-    """Writes a new token to the new file `path`; returns its SHA-256. FileExistsError: `path` exists."""
+    """Writes a new token to the new file `path`, and returns its SHA-256.
+
+    Raises:
+      FileExistsError: `path` exists.
+    """
     token = secrets.token_urlsafe(32)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(token + "\n")
@@ -24,9 +28,9 @@ def write_token(path: str) -> str:
 
 def main(words: list[str] | None = None) -> None:
     parser = Parser(prog="python -m isobit.token", description=__doc__.partition("\n")[0])
-    parser.add_argument("name", help="the client's, for messages and the audit log")
+    parser.add_argument("name", help="the client's name, for messages and the audit log")
     parser.add_argument("roles", nargs="+", choices=ROLES, metavar="role", help=", ".join(ROLES))
-    parser.add_argument("--token_file", required=True, help="new file that gets the token")
+    parser.add_argument("--token_file", required=True, help="a new file to write the token to")
     arguments = parser.parse_args(words)
     try:
         digest = write_token(arguments.token_file)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by a model directory's tokenizer; the services themselves know only ids.
+"""Text to token ids and back, with a model directory's tokenizer; the services themselves know only ids.
 
 Ids and chats equal those of Hugging Face transformers 5, whose AutoTokenizer reads the same files.
 """
@@ -15,16 +15,16 @@ from isobit import chat_template
 from isobit.chat_template import Message
 from isobit.tokenizer_files import DEFAULT_TEMPLATE, TokenizerFiles
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # of bytes that are no character
-_LONGEST_RUN = 32  # of bytes
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # for bytes that are not a character
+_LONGEST_RUN = 32  # bytes
 _LONGEST_CHARACTER = 4  # in bytes, and so in tokens
 _MOST_HELD = _LONGEST_RUN + _LONGEST_CHARACTER
 
 
 class _Kinds(NamedTuple):
-    """Ids that a stream of text treats apart."""
+    """Ids that a stream of text treats differently."""
 
-    bytes: frozenset[int]  # single bytes that are decoded together
+    bytes: frozenset[int]  # ids of single bytes, which are decoded together
     special: frozenset[int]
 
     @classmethod
@@ -38,36 +38,36 @@ class _Kinds(NamedTuple):
 
 
 class TextStream:
-    """Turns streamed token ids into text; holds back bytes that are not yet a whole character. What add()
-    and, at the end, finish() give is the text that decode() gives of all ids.
+    """Turns streamed token ids into text. Bytes that are not yet a whole character are held back. The texts
+    of add() and, at the end, finish() together are the text that decode() gives for all ids.
 
-    A tokenizer with byte fallback decodes a run of bytes as characters only if all of it is sound. So the run
-    is held back until it ends, or has 32 bytes. (Of a longer one with a stray byte, decode() gives no
+    A tokenizer with byte fallback decodes a run of bytes as characters only if the whole run is valid. So the
+    run is held back until it ends or has 32 bytes. (For a longer run with an invalid byte, decode() gives no
     character at all.)
 
-    A token is decoded a bounded number of times, whatever comes: no more than 36 are held back.
+    Each token is decoded a bounded number of times, whatever comes: at most 36 tokens are held back.
     """
 
     def __init__(
         self, tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool, kinds: _Kinds | None = None
     ):
-        """kinds: of the tokenizer, if they are known: it takes a while to find them."""
+        """kinds: the kinds of the tokenizer's ids, if they are known, since finding them takes some time."""
         kinds = kinds or _Kinds.of(tokenizer)
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._skipped = kinds.special if skip_special_tokens else frozenset()
         self._bytes = kinds.bytes
-        # The last ids whose text is given: they may decide on the next one's spaces.
+        # The last ids whose text was returned: they can decide on the spaces of the next one.
         self._given: list[int] = []
-        self._held: list[int] = []  # ids whose text is not
+        self._held: list[int] = []  # ids whose text is held back
 
     def add(self, token_ids: Iterable[int]) -> str:
-        """The text that becomes whole with `token_ids`, possibly empty."""
+        """Returns the text that `token_ids` complete; it may be empty."""
         return "".join(self._add(int(token)) for token in token_ids)
 
     def finish(self) -> str:
-        """The text that is still held back, with U+FFFD for bytes that are no character. The next add()
-        begins another text."""
+        """Returns the text that is still held back, with U+FFFD for bytes that are not a character. The next
+        add() begins a new text."""
         text = self._text_of(self._held)
         self._given, self._held = [], []
         return text
@@ -81,15 +81,15 @@ class TextStream:
         text = self._text_of(self._held)
         if text and not text.endswith(_REPLACEMENT):
             return self._give(len(self._held), text)
-        # Without a text, or with a last character that the next byte may make whole.
+        # There is no text, or the next byte may complete the last character.
         return "" if len(self._held) < _MOST_HELD else self._give_settled(text)
 
     def _give_settled(self, text: str) -> str:
-        """The begin of `text`, that of all ids held back, which no later id can change."""
+        """Returns the beginning of `text` (the text of all held ids) that no later id can change."""
         last = len(self._held) - _LONGEST_CHARACTER
         for count in range(last, last - _LONGEST_CHARACTER, -1):
             begin = self._text_of(self._held[:count])
-            if text.startswith(begin):  # no character lies on both sides
+            if text.startswith(begin):  # no character crosses the boundary
                 return self._give(count, begin)
         return self._give(len(self._held), text)
 
@@ -98,7 +98,7 @@ class TextStream:
         return text
 
     def _text_of(self, held: list[int]) -> str:
-        """What `held` adds to the text before."""
+        """Returns the text that `held` adds to the text before."""
         before, text = self._decode(self._given), self._decode(self._given + held)
         return text[len(before) :] if text.startswith(before) else self._decode(held)
 
@@ -107,7 +107,7 @@ class TextStream:
 
 
 class MaskedChat(NamedTuple):
-    """A conversation's ids, and a mask of those that are the assistant's."""
+    """The ids of a conversation, and a mask of the assistant's ids."""
 
     token_ids: np.ndarray  # int32 [tokens]
     assistant_mask: np.ndarray  # bool [tokens]
@@ -117,10 +117,10 @@ class Tokenizer:
     """The tokenizer of one Hugging Face model directory. Threads may share it."""
 
     def __init__(self, directory: str | Path):
-        """Reads tokenizer.json and, where they are, tokenizer_config.json, special_tokens_map.json,
+        """Reads tokenizer.json and, if they exist, tokenizer_config.json, special_tokens_map.json,
         chat_template.jinja and additional_chat_templates/.
 
-        Truncation and padding that tokenizer.json asks for are not applied.
+        Truncation and padding in tokenizer.json are not applied.
 
         Raises:
           FileNotFoundError: `directory` has no tokenizer.json.
@@ -134,16 +134,16 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids that have a token; the model's vocabulary may be padded to more."""
+        """The number of ids that have a token. The model's vocabulary may be padded to more."""
         return self._tokenizer.get_vocab_size()
 
     @property
     def library(self) -> tokenizers.Tokenizer:
-        """The tokenizer of the library `tokenizers`, which must not be changed."""
+        """The tokenizer of the library `tokenizers`. Do not change it."""
         return self._tokenizer
 
     def chat_template(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """The Jinja text that render_chat takes for a conversation with these tools.
+        """Returns the Jinja text that render_chat uses for a conversation with these tools.
 
         Raises:
           ValueError: the model has none.
@@ -151,17 +151,17 @@ class Tokenizer:
         return self._template(None, tools)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
-        """Token ids of `text`, int32 [tokens]."""
+        """Returns the token ids of `text`, int32 [tokens]."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of `token_ids`."""
+        """Returns the text of `token_ids`."""
         return self._tokenizer.decode(
             [int(token) for token in token_ids], skip_special_tokens=skip_special_tokens
         )
 
     def stream(self, skip_special_tokens: bool = True) -> TextStream:
-        """A decoder for ids that arrive a few at a time."""
+        """Returns a decoder for ids that arrive a few at a time."""
         return TextStream(self._tokenizer, skip_special_tokens, self._kinds)
 
     @functools.cached_property
@@ -179,18 +179,19 @@ class Tokenizer:
         continue_final_message: bool | str = False,
         **arguments,
     ) -> str:
-        """The prompt text of a conversation by the model's own chat template, up to the assistant's turn.
+        """Returns the prompt text of a conversation, rendered with the model's own chat template, up to the
+        assistant's turn.
 
         Args:
           messages: the conversation, or the text of one user message.
           tools: JSON schemas of the functions that the model may call.
-          documents: for retrieval, if the template uses them.
-          template: the name of one of the model's templates, or Jinja text. None takes the model's template
-            for tool use if it has one and `tools` are given, else the template without a name.
-          add_generation_prompt: whether to open the assistant's turn; None does so unless
-            continue_final_message.
-          continue_final_message: ends the text where the last message's `content` ends, or the field of
-            that name, so that the model goes on from there.
+          documents: documents for retrieval, if the template uses them.
+          template: the name of one of the model's templates, or Jinja text. None: the model's template for
+            tool use if it has one and `tools` are given, otherwise the template without a name.
+          add_generation_prompt: whether to open the assistant's turn; None: yes, unless
+            continue_final_message is set.
+          continue_final_message: True, or the name of a field: the text ends where `content` (or that field)
+            of the last message ends, so that the model continues it.
           **arguments: variables of the template, such as enable_thinking.
 
         Raises:
@@ -210,7 +211,8 @@ class Tokenizer:
         )[0]
 
     def encode_chat(self, messages: str | Sequence[Message], **options) -> np.ndarray:
-        """Token ids of render_chat, int32 [tokens]. The template writes its special tokens itself."""
+        """Returns the token ids of render_chat, int32 [tokens]. The template itself writes the special
+        tokens."""
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     def encode_chat_with_mask(
@@ -222,10 +224,10 @@ class Tokenizer:
         template: str | None = None,
         **arguments,
     ) -> MaskedChat:
-        """Token ids of a finished conversation, and a mask of those that are the assistant's.
+        """Returns the token ids of a finished conversation, and a mask of the assistant's ids.
 
-        The template marks the assistant's text by {% generation %} tags; without any, the mask is all
-        False. The arguments are those of render_chat.
+        The template marks the assistant's text with {% generation %} tags; without tags the mask is all
+        False. The arguments are as for render_chat.
         """
         text, spans = self._render(
             messages,
@@ -239,7 +241,7 @@ class Tokenizer:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         mask = np.zeros(len(encoding.ids), bool)
         first, last = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
-        is_blank = first == last  # a space, of which some tokenizers keep the end alone
+        is_blank = first == last  # a space; some tokenizers keep only its end
         for start, end in spans:
             if start == end:
                 continue
@@ -260,12 +262,13 @@ class Tokenizer:
         )
 
     def _template(self, wanted: str | None, tools) -> str:
-        """The Jinja text of the template called `wanted`, or `wanted` itself; None: as in render_chat."""
+        """Returns the Jinja text of the template called `wanted`, or `wanted` itself; None: as in
+        render_chat."""
         if wanted is None:
             wanted = "tool_use" if tools is not None and "tool_use" in self._templates else DEFAULT_TEMPLATE
         if wanted in self._templates:
             return self._templates[wanted]
-        if "{" in wanted:  # every Jinja text has one, and no name has
+        if "{" in wanted:  # every Jinja text has a brace, and no name has one
             return wanted
         if not self._templates:
             raise ValueError(

@@ -1,6 +1,6 @@
-"""Reads a Hugging Face model directory's tokenizer: tokenizer.json and the files that add to it.
+"""Reads the tokenizer of a Hugging Face model directory: tokenizer.json and the files that add to it.
 
-Special tokens and chat templates may be in several files. The order of precedence is transformers 5's.
+Special tokens and chat templates may be in several files. The order of precedence is that of transformers 5.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ _Token = str | tokenizers.AddedToken
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """One directory's tokenizer, ready for use."""
+    """The tokenizer of one directory, ready for use."""
 
-    tokenizer: tokenizers.Tokenizer  # without truncation and padding, with every special token
+    tokenizer: tokenizers.Tokenizer  # with every special token, without truncation and padding
     special_tokens: dict[str, str]  # by name, such as eos_token
     chat_templates: dict[str, str]  # Jinja text by name; one without a name is DEFAULT_TEMPLATE
 
@@ -39,7 +39,7 @@ class TokenizerFiles:
         """Reads the files in `directory`.
 
         Raises:
-          FileNotFoundError: there is no such directory, or no tokenizer.json in it.
+          FileNotFoundError: the directory does not exist, or has no tokenizer.json.
           ValueError: a file is malformed; the message names it.
         """
         path = file_of_model(directory, "tokenizer.json")
@@ -47,7 +47,7 @@ class TokenizerFiles:
             raise FileNotFoundError(f"{path} is missing: the directory has no tokenizer")
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises no narrower class
+        except Exception as error:  # the library raises no more specific class
             raise ValueError(f"{path}: {error}") from error
         config = _read_object(directory / "tokenizer_config.json")
         templates = _read_templates(directory, config.pop("chat_template", None))
@@ -59,7 +59,8 @@ class TokenizerFiles:
         named, extra = _special_tokens(config)
         if tokenizer.padding is not None:
             named.setdefault("pad_token", tokenizer.padding["pad_token"])
-        # Left over from some training run. A caller wants all ids of a text, and no padding.
+        # These settings are left over from a training run. A caller expects all ids of a text, and no
+        # padding.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
@@ -73,7 +74,7 @@ class TokenizerFiles:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file `path`, empty if there is no such file."""
+    """Returns the JSON object in the file `path`; an empty one if the file does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -81,12 +82,12 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: a {type(value).__name__}, expected a JSON object")
+        raise ValueError(f"{path}: expected a JSON object, got a {type(value).__name__}")
     return value
 
 
 def _read_templates(directory: Path, in_config: Any) -> dict[str, str]:
-    """The templates in .jinja files; if there are none, those in tokenizer_config.json."""
+    """Returns the templates in .jinja files; if there are none, those in tokenizer_config.json."""
     files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     default = directory / "chat_template.jinja"
     if default.is_file():
@@ -103,13 +104,13 @@ def _read_templates(directory: Path, in_config: Any) -> dict[str, str]:
         return {entry["name"]: entry["template"] for entry in in_config}
     except (TypeError, KeyError) as error:
         raise ValueError(
-            f"{directory / 'tokenizer_config.json'}: chat_template is neither a text nor a list of name and"
+            f"{directory / 'tokenizer_config.json'}: chat_template is neither a string nor a list of name and"
             " template"
         ) from error
 
 
 def _special_tokens(config: dict[str, Any]) -> tuple[dict[str, _Token], list[_Token]]:
-    """The special tokens with a name, such as eos_token, and those without."""
+    """Returns the special tokens with a name, such as eos_token, and those without."""
     extra = config.get("extra_special_tokens", config.get("additional_special_tokens")) or []
     named = {name: config[name] for name in _STANDARD_TOKENS if config.get(name) is not None}
     named |= {
@@ -125,14 +126,15 @@ def _special_tokens(config: dict[str, Any]) -> tuple[dict[str, _Token], list[_To
 
 
 def _token(token: str | dict) -> _Token:
-    """A token from a file: either its text, or an object with its text under `content`."""
+    """Returns a token from a file: either its text, or an object with its text as `content`."""
     if isinstance(token, str):
         return token
     return tokenizers.AddedToken(**{"special": True} | {k: v for k, v in token.items() if k != "__type"})
 
 
 def _read_old_tokens(directory: Path, special: set[str]) -> dict[int, tokenizers.AddedToken]:
-    """The tokens of added_tokens.json, from before tokenizer_config.json had added_tokens_decoder."""
+    """Returns the tokens of added_tokens.json, which is older than tokenizer_config.json's
+    added_tokens_decoder."""
     tokens = _read_object(directory / "added_tokens.json")
     return {
         token_id: tokenizers.AddedToken(text, normalized=text not in special, special=text in special)
@@ -146,7 +148,8 @@ def _declare_tokens(
     named: dict[str, _Token],
     extra: list[_Token],
 ) -> None:
-    """Adds the tokens that tokenizer.json lacks; those it has get the properties that other files state."""
+    """Adds the tokens that tokenizer.json does not have. Tokens that it has get the properties in other
+    files."""
     tokens = [token for _, token in sorted(stated.items())]
     contents = {token.content for token in (*tokenizer.get_added_tokens_decoder().values(), *tokens)}
     for token in (*named.values(), *extra):

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-PARTS = ("sample", "train", "compare", "sync")  # of a step
-# As the services' (common/metrics/metrics.cc).
+PARTS = ("sample", "train", "compare", "sync")  # the parts of a step
+# The same buckets as in the services (common/metrics/metrics.cc).
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600)
 
 
 class _Registry(CollectorRegistry):
-    """Without the library's series of when each other series began."""
+    """A registry that leaves out the library's series with the creation time of each other series."""
 
     def collect(self):
         for family in super().collect():
@@ -26,7 +26,7 @@ class _Registry(CollectorRegistry):
 
 
 class TrainerMetrics:
-    """Of one run, in the process that knows its figures. Thread-safe."""
+    """The metrics of one run, kept in the process that knows the values. Thread-safe."""
 
     def __init__(self):
         self.registry = _Registry()
@@ -63,7 +63,8 @@ class TrainerMetrics:
         self._kl = [gauge(f"kl_k{i}", text.format(i)) for i in (1, 2, 3)]
 
     def serve(self, port: int, host: str = "127.0.0.1") -> int:
-        """Serves the metrics over HTTP until `close`, without TLS. Returns the port; 0 chooses one.
+        """Serves the metrics over HTTP, without TLS, until `close`. Returns the port; port 0 chooses a free
+        one.
 
         Raises:
             OSError: the port is taken.
@@ -82,10 +83,14 @@ class TrainerMetrics:
         kl_k3: float,
         impossible: int = 0,
     ) -> None:
-        """Of one batch: the rollout's logprobs beside the trainer's, by the weights that drew it.
+        """Adds the comparison of one batch: the rollout's logprobs with the trainer's, for the weights that
+        drew the batch.
 
         Args:
-            impossible: tokens with a logprob, on either side, that is NaN, infinite or above 0.
+            tokens, unequal: the number of tokens compared, and of those whose bits differ.
+            max_abs_dlogp: the largest |rollout - trainer|, in nats.
+            kl_k1, kl_k2, kl_k3: estimates of KL(rollout || trainer), in nats (docs/API.md, "Metric names").
+            impossible: the number of tokens with a logprob, on either side, that is NaN, infinite or above 0.
         """
         self._compared.inc(tokens)
         self._unequal.inc(unequal)
@@ -95,16 +100,16 @@ class TrainerMetrics:
             gauge.set(value)
 
     def add_step(self, step: int, *, reward: float, staleness: float, seconds: Mapping[str, float]) -> None:
-        """One optimizer step.
+        """Adds one optimizer step.
 
         Args:
             step: its number, from 1.
-            reward: mean of its samples.
-            staleness: mean of its tokens, in optimizer steps.
-            seconds: of its parts, some of PARTS.
+            reward: the mean over its samples.
+            staleness: the mean over its tokens, in optimizer steps.
+            seconds: the time of its parts, by names in PARTS.
 
         Raises:
-            ValueError: another part.
+            ValueError: an unknown part.
         """
         if unknown := set(seconds) - set(PARTS):
             raise ValueError(f"seconds: expected parts of {PARTS}, got {sorted(unknown)}")

@@ -1,10 +1,10 @@
-"""The weight digest in NumPy, as docs/API.md defines it: a sum over words, so that any cut of a tensor can be
-summed by itself, in any order.
+"""The weight digest in NumPy, as docs/API.md defines it: a sum over words, so that any part of a tensor can
+be summed separately, in any order.
 
     sums = block_sums(rows_0_to_99, columns=576) + block_sums(rows_100_up, columns=576, first_row=100)
     digest = weight_digest({"model.norm.weight": ((576,), tensor_digest(array)), ...})
 
-Values are bfloat16, which NumPy lacks: their bits as uint16.
+Values are bfloat16, which NumPy does not have: their bits are stored as uint16.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ WORD_VALUES = 4
 INDEX_KEY = 0x9E3779B97F4A7C15
 MIX = 0xBF58476D1CE4E5B9
 LANES = (0x94D049BB133111EB, 0xFF51AFD7ED558CCD)
-# Words that are mixed at one time: their intermediate results stay in a core's cache.
+# Words that are mixed at the same time, so that their intermediate results stay in a core's cache.
 _CHUNK = 1 << 14
 _U64 = 2**64
 _EMBEDDING = "model.embed_tokens.weight"
@@ -26,10 +26,14 @@ _ROTARY_BUFFERS = ("inv_freq", "original_inv_freq", "cos_cached", "sin_cached")
 
 
 def bf16_bits(array: np.ndarray) -> np.ndarray:
-    """The values of `array` rounded to bfloat16 (to nearest, ties to even), as uint16 of the same shape.
+    """Returns the values of `array` rounded to bfloat16 (to nearest, ties to even), as uint16 in the same
+    shape.
 
     Args:
-      array: float32, float16, bfloat16 of ml_dtypes, or uint16, which is taken for the bits of bfloat16.
+      array: float32, float16, ml_dtypes' bfloat16, or uint16, which is taken as the bits of bfloat16.
+
+    Raises:
+      ValueError: another dtype.
     """
     if array.dtype == np.uint16:
         return array
@@ -45,28 +49,32 @@ def bf16_bits(array: np.ndarray) -> np.ndarray:
         high = bits >> np.uint32(16)
         near = (bits + (high & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
         is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        if is_nan.any():  # it keeps its sign and becomes quiet
+        if is_nan.any():  # a NaN keeps its sign and becomes quiet
             near = np.where(is_nan, high | np.uint32(0x40), near)
         rounded[at : at + step] = near
     return rounded.reshape(array.shape)
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
-    """A tensor as a matrix: its last dimension is a row. A vector's elements are rows of one value."""
+    """Returns a tensor's shape as a matrix: a row is the last dimension. The elements of a vector are rows of
+    one value."""
     return (math.prod(shape), 1) if len(shape) < 2 else (math.prod(shape[:-1]), shape[-1])
 
 
 def block_sums(block: np.ndarray, columns: int, first_row: int = 0, first_column: int = 0) -> np.ndarray:
-    """The sums of one block of a tensor. Those of disjoint blocks add up, modulo 2^64.
+    """Returns the sums of one block of a tensor. The sums of disjoint blocks can be added, modulo 2^64.
 
     Args:
       block: bf16 bits, uint16 [rows, values of each row].
-      columns: of the whole tensor's rows (see rows_and_columns).
-      first_row, first_column: where the block begins. The column is a multiple of 4, and so is the block's
-        width unless it ends its rows.
+      columns: the length of a whole row of the tensor (see rows_and_columns).
+      first_row, first_column: where the block begins. first_column is a multiple of 4; so is the width of the
+        block, unless it reaches the end of the rows.
 
     Returns:
       uint64 [2].
+
+    Raises:
+      ValueError: first_column or the width is not a multiple of 4.
     """
     rows, width = block.shape
     if first_column % WORD_VALUES or (width % WORD_VALUES and first_column + width != columns):
@@ -87,7 +95,7 @@ def block_sums(block: np.ndarray, columns: int, first_row: int = 0, first_column
     if words.shape[1] == row_words:
         words, row_words = words.reshape(1, -1), words.size
     steps = np.arange(min(words.shape[1], _CHUNK), dtype=np.uint64) * np.uint64(INDEX_KEY)
-    # As many short rows as a chunk holds are mixed together.
+    # Short rows are mixed together, as many as fit into a chunk.
     at_once = max(1, _CHUNK // words.shape[1])
     for row in range(0, rows if words.shape[0] > 1 else 1, at_once):
         some = words[row : row + at_once]
@@ -103,7 +111,7 @@ def block_sums(block: np.ndarray, columns: int, first_row: int = 0, first_column
 
 
 def _mixed_sums(words: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Overwrites `keys`."""
+    """Returns the sums of the mixed words. Overwrites `keys`."""
     half = np.uint64(32)
     mixed = np.bitwise_xor(words, keys, out=keys)
     shifted = mixed >> half
@@ -122,28 +130,28 @@ def _mixed_sums(words: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def sums_hex(sums: np.ndarray) -> str:
-    """The digest of a tensor of these sums, 32 hex digits."""
+    """Returns the digest of a tensor with these sums, 32 hex digits."""
     return f"{int(sums[0]):016x}{int(sums[1]):016x}"
 
 
 def tensor_digest(array: np.ndarray) -> str:
-    """The digest of a whole tensor, 32 hex digits; `array` as in bf16_bits."""
+    """Returns the digest of a whole tensor, 32 hex digits. `array`: as in bf16_bits."""
     rows, columns = rows_and_columns(array.shape)
     return sums_hex(block_sums(bf16_bits(array).reshape(rows, columns), columns))
 
 
 def is_rotary_buffer(name: str) -> bool:
-    """Whether the tensor is a buffer of a rotary embedding, such as "model.rotary_emb.inv_freq", which old
-    checkpoints have and nobody reads."""
+    """Whether the tensor is a buffer of a rotary embedding, such as "model.rotary_emb.inv_freq". Old
+    checkpoints have them, but they are never read."""
     *modules, buffer = name.split(".")
     return bool(modules) and modules[-1].startswith("rotary") and buffer in _ROTARY_BUFFERS
 
 
 def weight_digest(tensors: Mapping[str, tuple[Sequence[int], str]]) -> str:
-    """The digest of weights, 64 hex digits, as a service reports it.
+    """Returns the digest of weights, 64 hex digits, as a service reports it.
 
     Args:
-      tensors: shape and tensor digest by name. What a checkpoint may hold or not does not count: rotary
+      tensors: shape and tensor digest by name. Tensors that a checkpoint may have or not are ignored: rotary
         buffers, and an lm_head that equals the embedding.
     """
     weights = {

@@ -1,5 +1,5 @@
-"""The calls by which a rollout receives weights that a trainer broadcasts: the synchronous client's methods,
-and the requests that both clients send."""
+"""The calls by which a rollout receives weights that a trainer broadcasts: the methods of the synchronous
+client, and the requests that both clients send."""
 
 from collections.abc import Sequence
 from typing import TypedDict, Unpack
@@ -11,33 +11,34 @@ from isobit.weights import WeightSpec
 
 
 class TransferGroup(TypedDict, total=False):
-    """A trainer's group, of which the trainer is rank 0."""
+    """The group of a trainer, in which the trainer is rank 0."""
 
-    master_address: str  # where the trainer serves its store (torch's TCPStore), with the group's id in it
+    master_address: str  # the address of the trainer's store (torch's TCPStore), which has the group's id
     master_port: int
-    nccl_unique_id: bytes  # the id itself, 128 bytes, instead
-    rank_offset: int  # the rank of the rollout, which takes one; default 1
-    world_size: int  # ranks in all; default 2
-    packed: bool  # several tensors come in one broadcast; default False
+    nccl_unique_id: bytes  # the id itself, 128 bytes, instead of the store's address
+    rank_offset: int  # the rank of the rollout, which takes one rank; default 1
+    world_size: int  # the number of all ranks; default 2
+    packed: bool  # a broadcast holds several tensors; default False
     packed_buffer_size_bytes: int | None  # a broadcast ends with the tensor that makes it longer; None: 1 GiB
 
 
 class WeightTransferCalls:
-    """Of RolloutClient. A trainer joins the group, and broadcasts, while a call here waits for it."""
+    """A part of RolloutClient. While a call here waits, the trainer must join the group, or broadcast."""
 
     def init_weight_transfer(
         self, *, timeout: float | None = None, **group: Unpack[TransferGroup]
     ) -> rollout_pb2.InitWeightTransferResponse:
-        """Joins a trainer's group, of which the trainer is rank 0, and returns once all ranks are there.
+        """Joins a trainer's group, in which the trainer is rank 0. Returns once all ranks have joined.
 
         Args:
+          timeout: in seconds; None: no limit. The service itself waits at most 300 s.
           **group: see TransferGroup.
 
         Raises:
-          InvalidArgumentError: a value, or the store holds no id.
-          UnavailableError: no such store, or a rank has gone.
-          DeadlineExceededError: not all ranks came.
-          AbortedError: another call of this method came.
+          InvalidArgumentError: an argument is wrong, or the store does not hold an id.
+          UnavailableError: the store cannot be reached, or a rank has gone.
+          DeadlineExceededError: not all ranks joined in time.
+          AbortedError: another call of this method replaced this one.
         """
         return self._unary(self._stub.InitWeightTransfer, init_request(**group), timeout)
 
@@ -48,7 +49,7 @@ class WeightTransferCalls:
         in_flight: InFlightMode | None = None,
         timeout: float | None = None,
     ) -> rollout_pb2.StartWeightTransferResponse:
-        """Opens an update; weight_version, in_flight: as for update_weights."""
+        """Opens an update. weight_version, in_flight: as for update_weights."""
         request = start_request(weight_version, in_flight)
         return self._unary(self._stub.StartWeightTransfer, request, timeout)
 
@@ -60,17 +61,20 @@ class WeightTransferCalls:
         packed_buffer_size_bytes: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Receives tensors that the trainer broadcasts meanwhile, in this order; returns their bytes.
+        """Receives tensors that the trainer broadcasts in this order during the call. Returns the number of
+        bytes.
 
         Args:
-          specs: all tensors of the model, or some; dtypes BF16, F16 or F32. None: those of the last call.
-          packed, packed_buffer_size_bytes: None: as init_weight_transfer said.
+          specs: all tensors of the model, or some of them, with dtypes BF16, F16 or F32. Empty: the tensors
+            of the last call that named some.
+          packed, packed_buffer_size_bytes: as for init_weight_transfer; None: the values given there.
 
         Raises:
-          InvalidArgumentError: a tensor that the model has not, by its name.
+          InvalidArgumentError: the model has no such tensor; the message names it.
           AbortedError: another update is in progress.
-          DeadlineExceededError, UnavailableError: the trainer is silent, or has gone.
-          After any of them the old weights serve on, and the next call is init_weight_transfer.
+          DeadlineExceededError: the trainer was silent.
+          UnavailableError: the trainer has gone.
+          After any of these, the old weights stay in use, and the next call must be init_weight_transfer.
         """
         request = receive_request(specs, packed, packed_buffer_size_bytes)
         return self._unary(self._stub.ReceiveWeights, request, timeout).num_bytes
@@ -78,14 +82,15 @@ class WeightTransferCalls:
     def finish_weight_transfer(
         self, *, expected_digest: str = "", timeout: float | None = None
     ) -> types_pb2.UpdateWeightsResponse:
-        """Switches to what was received. An error leaves the old weights serving, and the group joined."""
+        """Switches to the weights that were received. After an error the old weights stay in use, and the
+        group stays joined."""
         request = rollout_pb2.FinishWeightTransferRequest(expected_digest=expected_digest)
         return self._unary(self._stub.FinishWeightTransfer, request, timeout)
 
     def shutdown_weight_transfer(
         self, timeout: float | None = None
     ) -> rollout_pb2.ShutdownWeightTransferResponse:
-        """Drops an update that is open, and leaves the group."""
+        """Drops an open update and leaves the group."""
         request = rollout_pb2.ShutdownWeightTransferRequest()
         return self._unary(self._stub.ShutdownWeightTransfer, request, timeout)
 

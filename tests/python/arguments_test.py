@@ -155,7 +155,9 @@ class NewcomersTest(unittest.TestCase):
 
     def test_names_of_a_hub_are_no_directories(self):
         for read in (isobit.Tokenizer, isobit.sampling_defaults):
-            with self.assertRaisesRegex(FileNotFoundError, "some-org/some-model is no directory.*downloaded"):
+            with self.assertRaisesRegex(
+                FileNotFoundError, "some-org/some-model is not a directory.*downloaded"
+            ):
                 read("some-org/some-model")
 
     def test_misspelt_flags(self):

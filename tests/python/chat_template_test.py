@@ -233,8 +233,8 @@ class ChatTemplateTest(unittest.TestCase):
     def test_errors_say_what_is_wrong(self):
         for template, message in (
             ("{{ raise_exception('no tools here') }}", "refuses the messages: no tools here"),
-            ("{% for %}", "no valid Jinja, line 1"),
-            ("\n{{ messages | nofilter }}", "no valid Jinja, line 2.*nofilter"),
+            ("{% for %}", "not valid Jinja, line 1"),
+            ("\n{{ messages | nofilter }}", "not valid Jinja, line 2.*nofilter"),
             ("{{ messages[0].content + 1 }}", "fails on the messages: TypeError"),
             ("{{ nothing.more }}", "refuses the messages: 'nothing' is undefined"),
             ("{{ nothing | tojson }}", "fails on the messages: TypeError.*JSON"),

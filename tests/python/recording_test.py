@@ -188,12 +188,12 @@ class WholeLinesTest(FileTest):
         recorder.add([1], [sample()])
         with self.path.open("ab") as other:
             other.write(b"other\n")
-        with self.assertRaisesRegex(OSError, "somebody else"):
+        with self.assertRaisesRegex(OSError, "another process"):
             recorder.add([1], [sample()])
         os.truncate(self.path, self.path.stat().st_size - len(b"other\n"))
         recorder.add([1], [sample()])
         self.path.unlink()
-        with self.assertRaisesRegex(OSError, "somebody else"):
+        with self.assertRaisesRegex(OSError, "another process"):
             recorder.add([1], [sample()])
 
     def test_after_close(self):
@@ -232,7 +232,7 @@ class OneWriterTest(FileTest):
 
         def add():
             with self.assertRaisesRegex(
-                ValueError, f"expected process {os.getppid()}, whose recorder this is"
+                ValueError, f"expected process {os.getppid()}, which made this recorder"
             ):
                 recorder.add([1], [sample()])
 

@@ -86,7 +86,7 @@ class SamplingTest(unittest.TestCase):
 
     def test_stop_strings_are_named_as_the_clients_part(self):
         for name in ("stop", "stop_strings"):
-            self.refused(TypeError, name, ["###"], "belong to the client.*stop_token_ids")
+            self.refused(TypeError, name, ["###"], "know no stop strings.*stop_token_ids")
             self.assertEqual(to_proto({name: None}), types_pb2.SamplingParams())
 
 

@@ -6,8 +6,8 @@
         async for event in rollout.generate(prompt_ids, stream=True, max_tokens=64, seed=1):
             ...
 
-A failed call raises a class of isobit.errors. A task that is cancelled raises asyncio.CancelledError, as
-everywhere, and its call ends on the server, too.
+A failed call raises a class of isobit.errors. If a task is cancelled, its call raises asyncio.CancelledError
+as usual, and ends on the server, too.
 """
 
 from isobit.aio.client import RolloutClient, ScorerClient

@@ -1,4 +1,4 @@
-"""An asyncio connection to one service: health, calls, closing. It knows no message of isobit."""
+"""An asyncio connection to one service: health, calls, closing. It does not know isobit's messages."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,9 @@ _COULD_NOT_WRITE = "Internal error from Core"
 
 
 async def in_threads(items: Iterable[_Item]) -> AsyncGenerator[_Item, None]:
-    """The items, each of which is made in a thread when it is wanted, so that the event loop goes on. A None
-    among them says that there is nothing yet. Nobody waits for the thread: a caller that is interrupted while
-    an item is made ends at once."""
+    """Yields the items. Each is made in a thread when it is needed, so that the event loop goes on. An item
+    None means that there is nothing yet. No code waits for the thread: if the caller is interrupted while an
+    item is made, the caller ends at once."""
     loop, end = asyncio.get_running_loop(), object()
     wanted: SimpleQueue[asyncio.Future | None] = SimpleQueue()
 
@@ -54,7 +54,7 @@ async def in_threads(items: Iterable[_Item]) -> AsyncGenerator[_Item, None]:
 
 
 def _settle(answer: asyncio.Future, result: Any, error: BaseException | None) -> None:
-    if answer.done():  # nobody waits any more
+    if answer.done():  # no caller waits any more
         return
     if error is not None:
         answer.set_exception(error)
@@ -64,9 +64,9 @@ def _settle(answer: asyncio.Future, result: Any, error: BaseException | None) ->
 
 @contextlib.contextmanager
 def _quiet_reader(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Within the block, gRPC may bind itself to `loop`. It wakes each of its loops for every event. One hands
-    the event on, and raises RuntimeError if the loop of the event has been closed; the others raise
-    BlockingIOError. asyncio would log both with tracebacks."""
+    """Suppresses asyncio's log of two harmless errors while gRPC may bind itself to `loop`. gRPC wakes each
+    of its loops for every event. One loop hands the event on, and raises RuntimeError if the loop of the
+    event was closed; the others raise BlockingIOError."""
     add_reader = loop.add_reader
 
     def add_quiet_reader(file: Any, callback: Callable[..., Any], *arguments: Any) -> Any:
@@ -95,14 +95,14 @@ def _quiet_reader(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 @contextlib.contextmanager
 def _true_status(call: grpc.aio.Call) -> Iterator[None]:
     """Raises the status that the service gave `call`. If a request could not be written because the call had
-    ended, grpc.aio puts one of its own in its place (https://github.com/grpc/grpc/issues/36066)."""
+    ended, grpc.aio replaces this status by one of its own (https://github.com/grpc/grpc/issues/36066)."""
     given = []
 
     def note(call: grpc.aio.Call) -> None:
         code, details, trailing = (_now(of()) for of in (call.code, call.details, call.trailing_metadata))
         given.append(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details))
 
-    call.add_done_callback(note)  # at each status
+    call.add_done_callback(note)  # called for each status
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -112,7 +112,7 @@ def _true_status(call: grpc.aio.Call) -> Iterator[None]:
 
 
 def _now(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of a coroutine that has nothing to wait for."""
+    """The result of a coroutine that never has to wait."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -123,14 +123,14 @@ def _now(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 class ServiceClient(Client):
     """Base of the three clients. Use it in an `async with` statement, or await close().
 
-    Connections, timeouts and errors are those of isobit.channel.ServiceClient. Any number of tasks of one
-    event loop may share a client; another event loop needs another client.
+    Connections, timeouts and errors are as for isobit.channel.ServiceClient. Any number of tasks of one event
+    loop may share a client; another event loop needs another client.
     """
 
     _stub_type: Callable[[grpc.aio.Channel], Any]
 
     def _set_up(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None  # that of the first call
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop of the first call
         self._opened_in = forks.NEVER
         self._calls: set[grpc.aio.Call] = set()  # in flight
 
@@ -138,7 +138,8 @@ class ServiceClient(Client):
         """Returns once the service reports SERVING, which it does when its weights are loaded.
 
         Raises:
-          DeadlineExceededError: it did not within `timeout` seconds; the message has the last answer.
+          DeadlineExceededError: the service did not report SERVING within `timeout` seconds; the message has
+            its last answer.
         """
         self._open()
         wait = ServingWait(self.target, timeout)
@@ -179,8 +180,8 @@ class ServiceClient(Client):
         timeout: float | None,
         on_start: Callable[[grpc.aio.Call], None] = lambda call: None,
     ):
-        """The response to `request`, or to an asynchronous iterator of requests, which is sent once.
-        on_start: gets the call, before any request is asked for."""
+        """Returns the response to `request`. An asynchronous iterator of requests is sent only once, without
+        a second try. on_start: called with the call before the first request is taken from the iterator."""
 
         async def once(left: float | None):
             call = await self._start(method, request, left)
@@ -195,9 +196,9 @@ class ServiceClient(Client):
     async def _upload(
         self, method: str, requests: AsyncIterable, timeout: float | None, accepted: str | None = None
     ):
-        """The response to `requests`. An exception that they raise ends the call, and is raised here.
-        accepted: the second is made once the service has accepted the first, by initial metadata with this
-        key."""
+        """Returns the response to `requests`. If they raise an exception, the call ends and raises it.
+        accepted: a metadata key; the second request is made once the service has accepted the first one by
+        initial metadata with this key."""
         raised, started = [], []
 
         async def watched() -> AsyncGenerator[Any, None]:
@@ -229,8 +230,8 @@ class ServiceClient(Client):
         convert: Callable[..., Iterable[_Item]],
         waits: bool = True,
     ) -> AsyncGenerator[_Item, None]:
-        """What `convert` makes of each response; a caller that closes the iterator cancels the call.
-        Without `waits`, a refusal is raised even if the service gives a hint."""
+        """Yields what `convert` makes of each response. Closing the iterator cancels the call. waits: try
+        again after a refusal that says when to; False raises every refusal."""
         return self._responses(method, request, checked_timeout(timeout), convert, waits)
 
     async def _responses(
@@ -260,11 +261,11 @@ class ServiceClient(Client):
     async def _whole(
         self, items: AsyncGenerator[_Item, None], assemble: Callable[[list[_Item]], _Result]
     ) -> _Result:
-        """What `assemble` makes of all items of a stream."""
+        """Returns what `assemble` makes of all items of a stream."""
         return assemble([item async for item in items])
 
     async def _start(self, method: str, request, timeout: float | None) -> grpc.aio.Call:
-        """Sends `request` with what is left of `timeout` when the connection is there."""
+        """Waits for the connection, then sends `request` with the rest of `timeout`."""
         deadline = Deadline(timeout)
         self._open()
         if wait_s := self._reachability.wait_s(deadline.left_s()):
@@ -274,12 +275,12 @@ class ServiceClient(Client):
 
     @contextlib.contextmanager
     def _in_flight(self, call: grpc.aio.Call) -> Iterator[None]:
-        """Lets close() find `call`, and cancels it when the block ends before the call does."""
+        """Lets close() find `call`. If the block ends before the call does, cancels the call."""
         self._calls.add(call)
         try:
             yield
         except asyncio.CancelledError:
-            # gRPC raises it also for a call that close() cancelled. Nobody cancelled the task then.
+            # gRPC raises this also for a call that close() cancelled. Then the task itself was not cancelled.
             if self._closed and not asyncio.current_task().cancelling():
                 raise self._closed_error() from None
             raise
@@ -297,7 +298,7 @@ class ServiceClient(Client):
             raise self._closed_error()
 
     def _open(self) -> None:
-        """Opens the channel at the first call: gRPC ties it to the event loop that runs then."""
+        """Opens the channel at the first call, since gRPC ties a channel to the event loop that runs then."""
         forks.check()
         if self._closed:
             raise ValueError(f"the client of {self.target} is closed")
@@ -314,7 +315,7 @@ class ServiceClient(Client):
         self._stub = self._stub_type(channel)
 
     def _is_open(self) -> bool:
-        """Whether a call has opened the channel, in this process."""
+        """Whether a call of this process has opened the channel."""
         return self._loop is not None and forks.is_own(self._opened_in)
 
     def _check_loop(self) -> None:

@@ -1,6 +1,6 @@
-"""Typed asyncio clients of rollout and scorer: isobit.client with coroutines and async iterators.
+"""Typed asyncio clients of rollout and scorer: isobit.client with coroutines and asynchronous iterators.
 
-What isobit.client says of arguments, results and errors holds here.
+isobit.client describes arguments, results and errors.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from isobit.weights import DistributedWeights, HeldWeights, Weights
 
 
 class _ModelServiceClient(ServiceClient):
-    """What rollout and scorer have in common."""
+    """What the clients of rollout and scorer have in common."""
 
     async def update_weights(
         self,
@@ -39,14 +39,24 @@ class _ModelServiceClient(ServiceClient):
         in_flight: InFlightMode | None = None,
         timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
-        """Switches to the weights in `model_path`, relative to the service's --model_root.
+        """Switches to the weights in a directory. After an error the old weights stay in use.
 
-        A task that is cancelled before the switch leaves the old weights in force.
+        If the task is cancelled before the switch, the old weights stay in use, too.
 
         Args:
-          weight_version: the id to give them; None gives the present id plus 1.
-          expected_digest: refuse any other weights; empty skips the check.
-          in_flight: what happens to requests in flight; None is the service's default.
+          model_path: the directory, relative to the service's --model_root.
+          weight_version: the version id of the new weights; None: the current id plus 1.
+          expected_digest: the weight digest (64 hex digits) that the new weights must have; empty skips the
+            check.
+          in_flight: what happens to requests in flight: "abort", "wait" or "recompute_kv"; None: the
+            service's default.
+          timeout: in seconds; None: no limit.
+
+        Raises:
+          NotFoundError: the directory, or a file of it, does not exist.
+          InvalidArgumentError: the weights are of another model, damaged or not finite.
+          FailedPreconditionError: the weights have another digest than `expected_digest`.
+          AbortedError: another update is in progress.
         """
         request = calls.update_weights_request(model_path, weight_version, expected_digest, in_flight)
         return await self._unary("UpdateWeights", request, timeout)
@@ -60,20 +70,23 @@ class _ModelServiceClient(ServiceClient):
         in_flight: InFlightMode | None = None,
         timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
-        """Switches to weights that this call sends, without a disk between.
+        """Switches to weights that this call sends; no file is written. After an error the old weights stay
+        in use.
 
         Args:
-          tensors: names as in a checkpoint, and numpy arrays or torch tensors: a mapping or pairs (see
-            isobit.weights.Weights). They must not change until the call returns. They are read in
-            a thread, which may still read one when a call has been cancelled. Whatever they raise ends the
-            call, and is raised here.
-          expected_digest: what the service's digest must be; None: that of the tensors as they are sent,
-            computed meanwhile; empty skips the check.
+          tensors: a mapping or pairs of names (as in a checkpoint) and NumPy arrays or torch tensors; see
+            isobit.weights.Weights. They must not change until the call returns. They are read in a thread,
+            which may still read one after the call was cancelled. If reading them raises an exception, the
+            call ends and raises it.
           weight_version, in_flight: as for update_weights.
+          expected_digest: the digest that the service must have received. None: the digest of the tensors,
+            computed while they are sent. Empty skips the check.
+          timeout: in seconds; None: no limit.
 
         Raises:
           AbortedError: another update is in progress.
-          Others: the fault of a tensor, by its name. The old weights serve on after any of them.
+          InvalidArgumentError: a tensor is wrong; the message names it.
+          FailedPreconditionError: the service received weights of another digest.
         """
         chunks = calls.weight_chunks(tensors, weight_version, expected_digest, in_flight)
         return await self._upload(
@@ -89,18 +102,20 @@ class _ModelServiceClient(ServiceClient):
         in_flight: InFlightMode | None = None,
         timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
-        """Switches to weights that lie in GPU memory of processes on the service's host (CUDA IPC).
+        """Switches to weights in the GPU memory of processes on the service's host (CUDA IPC). After an error
+        the old weights stay in use.
 
         Args:
-          weights: where they lie. Nobody may change or free them until the call returns, and what computes
-            them must have ended on the GPU.
-          weight_version, expected_digest, in_flight: as for update_weights. A function may compute the
-            digest while the service reads the weights, in a thread.
+          weights: where the weights are. They must not change or be freed until the call returns, and the GPU
+            work that computes them must have ended before the call.
+          weight_version, expected_digest, in_flight: as for update_weights. `expected_digest` may be a
+            function; it is called, in a thread, while the service reads the weights, and returns the digest.
+          timeout: in seconds; None: no limit.
 
         Raises:
           UnimplementedError: the service computes on CPUs, or is a scorer of several processes.
-          InvalidArgumentError: not all values are there, or the memory cannot be reached.
-          Others as for update_weights_from_stream. The old weights serve on after any of them.
+          InvalidArgumentError: values are missing, or the service cannot reach the memory.
+          Others as for update_weights_from_stream.
         """
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)
         return await self._upload(
@@ -117,20 +132,21 @@ class _ModelServiceClient(ServiceClient):
         has_sent: Callable[[], bool] = calls.nothing_to_send,
         timeout: float | None = None,
     ) -> types_pb2.UpdateWeightsResponse:
-        """Switches to weights that a trainer's processes send from GPU to GPU (NCCL), meanwhile.
-        isobit.torch.update_weights calls it, and sends.
+        """Switches to weights that a trainer's processes send from GPU to GPU (NCCL) during this call.
+        isobit.torch.update_weights makes this call, and sends. After an error the old weights stay in use.
 
         Args:
-          weights: who sends what.
+          weights: which sender holds which part.
           weight_version, expected_digest, in_flight: as for update_weights.
-          has_sent: whether the senders here are done; asked now and then, in threads. Whatever it raises
-            ends the call, and is raised here.
+          has_sent: returns whether the senders in this process are done. It is called repeatedly, in threads;
+            if it raises an exception, the call ends and raises it.
+          timeout: in seconds; None: no limit.
 
         Raises:
           UnimplementedError: the service computes on CPUs, or is a scorer of several processes.
-          FailedPreconditionError: another version of NCCL, or a group that the service is not in any more.
-          DeadlineExceededError: a sender is silent.
-          Others as for update_weights_from_stream. The old weights serve on after any of them.
+          FailedPreconditionError: the service has another version of NCCL, or has left the group.
+          DeadlineExceededError: a sender was silent for too long.
+          Others as for update_weights_from_stream.
         """
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight, has_sent)
         return await self._upload(
@@ -145,7 +161,7 @@ class _ModelServiceClient(ServiceClient):
         row: int | None = None,
         timeout: float | None = None,
     ) -> types_pb2.ProbeResponse:
-        """As the synchronous client's."""
+        """Like isobit.RolloutClient.probe, as a coroutine."""
         return await self._unary("Probe", calls.probe_request(token_ids, site, row), timeout)
 
     async def get_server_info(self, timeout: float | None = CONTROL_TIMEOUT_S):
@@ -154,7 +170,7 @@ class _ModelServiceClient(ServiceClient):
 
 
 class RolloutClient(_ModelServiceClient, WeightTransferCalls):
-    """Samples completions."""
+    """The client of a rollout, which samples completions."""
 
     _stub_type = rollout_pb2_grpc.RolloutServiceStub
 
@@ -194,21 +210,31 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
 
         Args:
           prompt_token_ids: one row of integers.
-          stream: gives an asynchronous iterator of chunks as they come and, at the end of each sample, the
-            whole Sample. The request is sent when the first item is asked for; aclose() cancels it.
-          request_id: for abort(); empty lets the server make one.
-          logprob_mode: of the distribution drawn from, or the model's own.
-          timeout_ms: ends the request after that time with the tokens it has.
-          draft_token_ids: a text that samples may repeat, such as a trajectory of earlier weights, or up to n
-            such texts: of t texts, sample i begins with text i % t. At most n * max_tokens ids. They change
-            the time, never a bit.
-          speculation: False: no guesses for this request, and none from its samples for others.
-          determinism: "none": with --speculation=fast_path, numerics that promise no bits may draw.
-          timeout: ends the call with DeadlineExceededError; None: no limit.
+          stream: True returns an asynchronous iterator that yields each Chunk as it comes, and each whole
+            Sample when it ends. The request is sent when the first item is requested; aclose() cancels it.
+          request_id: the request's name, for abort(); if empty, the server chooses one.
+          logprob_mode: "processed": logprobs of the distribution that the tokens were drawn from; "raw": of
+            the model's own.
+          timeout_ms: after this many milliseconds the request ends, and its samples keep the tokens they
+            have.
+          draft_token_ids: a text that the samples may repeat, such as a sample of the same prompt with
+            earlier weights, or up to n such texts; with t texts, sample i follows text i % t first. At most n
+            * max_tokens ids. They change the time of the answer, not a bit of it.
+          speculation: False: the server guesses no tokens for this request, and takes no guesses for other
+            requests from its samples.
+          determinism: "none": a server with --speculation=fast_path may draw the tokens with numerics that do
+            not promise equal bits.
+          timeout: after this many seconds the call ends with DeadlineExceededError and returns no tokens;
+            None: no limit.
           **sampling: see SamplingOptions.
 
         Returns:
-          The samples by index, to be awaited; or the iterator.
+          The samples, by index, to be awaited; or the iterator.
+
+        Raises:
+          InvalidArgumentError: an argument is out of bounds; the message names it.
+          ResourceExhaustedError: the queue is full or a quota is used up, and the client does not wait.
+          AlreadyExistsError: a request of the same id is in flight.
         """
         request = calls.generate_request(
             prompt_token_ids,
@@ -234,15 +260,19 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
         timeout: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> list[list[Sample]]:
-        """Samples completions of many prompts at once; the arguments are those of generate.
+        """Samples completions of many prompts at the same time. Arguments not listed here are as for
+        generate.
 
         Args:
-          max_concurrency: the most requests in flight.
-          timeout: of all together.
+          prompts: rows of token ids.
+          max_concurrency: the largest number of requests in flight.
+          timeout: in seconds, for all prompts together; None: no limit.
 
         Returns:
-          The samples of each prompt, in the order of `prompts`. The first failure is raised, and cancels the
-          requests that are still in flight.
+          The samples of each prompt, in the order of `prompts`.
+
+        Raises:
+          IsobitError: the first request that failed. The requests that are still in flight are cancelled.
         """
         slots = asyncio.Semaphore(integer("max_concurrency", max_concurrency, (1, UINT32[1])))
         rows = token_rows(prompts, "prompts", "generate takes a single prompt")
@@ -268,7 +298,8 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
     async def abort(
         self, request_ids: str | Sequence[str], timeout: float | None = CONTROL_TIMEOUT_S
     ) -> list[str]:
-        """Ends requests early, each with the tokens it has; returns the ids of those that were in flight."""
+        """Ends requests early; each returns the tokens it has. Returns the ids of those that were in
+        flight."""
         response = await self._unary("Abort", calls.abort_request(request_ids), timeout)
         return list(response.request_ids)
 
@@ -280,34 +311,40 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
     async def pause_generation(
         self, mode: PauseMode = "abort", timeout: float | None = None
     ) -> rollout_pb2.PauseGenerationResponse:
-        """Stops generation; returns once no step runs."""
+        """Stops generation, and returns once no step runs. `mode`: "abort" ends requests in flight, "wait"
+        lets them finish first, "keep" keeps them until continue_generation."""
         return await self._unary("PauseGeneration", calls.pause_request(mode), timeout)
 
     async def continue_generation(
         self, timeout: float | None = CONTROL_TIMEOUT_S
     ) -> rollout_pb2.ContinueGenerationResponse:
-        """Undoes pause_generation."""
+        """Ends a pause. It is not an error if generation is not paused."""
         return await self._unary("ContinueGeneration", rollout_pb2.ContinueGenerationRequest(), timeout)
 
     async def sleep(
         self, level: SleepLevel = "kv_cache", mode: PauseMode = "abort", timeout: float | None = None
     ) -> rollout_pb2.SleepResponse:
-        """Stops generation as pause_generation does, then gives memory back: that of the KV cache, or also
-        that of the weights. Requests that mode "keep" keeps are computed again, with the same bits."""
+        """Stops generation as pause_generation does, then frees memory: that of the KV cache (level
+        "kv_cache"), or also that of the weights ("kv_cache_and_weights"). Requests kept by the mode "keep"
+        are computed again after wake_up, with the same bits."""
         return await self._unary("Sleep", calls.sleep_request(level, mode), timeout)
 
     async def wake_up(self, timeout: float | None = None) -> rollout_pb2.WakeUpResponse:
-        """Takes the memory again and continues. Weights that were given back come from an update before, or
-        from the directory of those that served."""
+        """Allocates the memory again and continues. If sleep() freed the weights and no update has brought
+        others since, the service reads the last directory again.
+
+        Raises:
+          ResourceExhaustedError: the memory is not available; the rollout stays asleep.
+        """
         return await self._unary("WakeUp", rollout_pb2.WakeUpRequest(), timeout)
 
     async def get_load(self, timeout: float | None = CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
-        """How full the queues and the KV cache are, and how many prompt tokens were found computed."""
+        """How full the queues and the KV cache are, and how many prompt tokens were already computed."""
         return await self._unary("GetLoad", rollout_pb2.GetLoadRequest(), timeout)
 
 
 class ScorerClient(_ModelServiceClient):
-    """Computes logprobs of given tokens."""
+    """The client of a scorer, which computes the logprobs of given tokens."""
 
     _stub_type = scorer_pb2_grpc.ScorerServiceStub
 
@@ -339,18 +376,27 @@ class ScorerClient(_ModelServiceClient):
         timeout=None,
         **sampling,
     ):
-        """Scores sequences under one set of sampling parameters.
+        """Scores sequences, all with the same sampling parameters.
 
         Args:
           sequences: pairs of prompt and completion token ids.
-          stream: gives an asynchronous iterator of scores as they finish, in any order.
-          prompt_logprobs: scores the prompt tokens too, except the first.
-          entropy: reports the entropy at each completion token.
-          weight_version: fails with FailedPreconditionError unless these weights serve.
-          **sampling: what the tokens were drawn with; see SamplingOptions.
+          stream: True returns an asynchronous iterator that yields each Score as soon as it is ready, in any
+            order.
+          logprob_mode: "processed": logprobs of the distribution that the parameters give; "raw": of the
+            model's own.
+          prompt_logprobs: also scores the prompt tokens, except the first.
+          entropy: also computes the entropy, in nats, of the distribution at each completion token.
+          weight_version: the version id that must be in use; None accepts any.
+          timeout: in seconds; None: no limit.
+          **sampling: the parameters that the tokens were drawn with; see SamplingOptions.
 
         Returns:
-          The scores in the order of `sequences`, to be awaited; or the iterator.
+          The scores, in the order of `sequences`, to be awaited; or the iterator.
+
+        Raises:
+          FailedPreconditionError: other weights than `weight_version` are in use.
+          InvalidArgumentError: a sequence is wrong; then nothing is computed.
+          AbortedError: a weight update ended the call.
         """
         request = calls.score_request(
             sequences, logprob_mode, prompt_logprobs, entropy, weight_version, sampling

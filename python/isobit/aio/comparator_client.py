@@ -1,4 +1,5 @@
-"""Typed asyncio client of the comparator: isobit.comparator_client with coroutines and async iterators."""
+"""Typed asyncio client of the comparator: isobit.comparator_client with coroutines and asynchronous
+iterators."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable, Sequence
 from typing import Any, Literal, Unpack, overload
@@ -20,7 +21,7 @@ _Pair = tuple[Sample, Score]
 
 
 class ComparatorClient(ServiceClient):
-    """Compares the rollout's logprobs with the scorer's."""
+    """The client of a comparator, which compares the rollout's logprobs with the scorer's."""
 
     _stub_type = comparator_pb2_grpc.ComparatorServiceStub
 
@@ -56,15 +57,20 @@ class ComparatorClient(ServiceClient):
 
         Args:
           prompts: rows of token ids.
-          stream: gives an asynchronous iterator of gaps and reports as they become known, and last of the
-            summary.
-          gap_detail: of which tokens the gaps are returned.
-          allow_weight_mismatch: compares even if the two sides' weights differ.
-          max_concurrency: prompts in flight at one time; None is the service's default.
+          stream: True returns an asynchronous iterator that yields gaps and reports as they become known, and
+            the summary last.
+          logprob_mode: "processed" or "raw", for both sides.
+          gap_detail: for which tokens the gaps are returned: "all", "unequal" or "none".
+          allow_weight_mismatch: compares even if the weights of the two sides differ.
+          max_concurrency: the largest number of prompts in flight; None: the service's default.
+          timeout: in seconds; None: no limit.
           **sampling: passed to both services; see SamplingOptions.
 
         Returns:
           The comparison, to be awaited; or the iterator.
+
+        Raises:
+          FailedPreconditionError: the two sides cannot be compared, since their arithmetic or weights differ.
         """
         request = calls.compare_request(
             prompts, logprob_mode, gap_detail, allow_weight_mismatch, max_concurrency, sampling
@@ -79,10 +85,8 @@ class ComparatorClient(ServiceClient):
         allow_weight_mismatch: bool = False,
         timeout: float | None = None,
     ) -> CompareSummary:
-        """Compares logprobs that the caller already has from both sides.
-
-        An exception that `pairs` raises ends the call, and is raised here.
-        """
+        """Compares logprobs that the caller already has from both sides. If `pairs` raises an exception, the
+        call ends and raises it."""
 
         async def requests() -> AsyncIterator[comparator_pb2.RecordRequest]:
             async for pair in _each(pairs):
@@ -97,7 +101,8 @@ class ComparatorClient(ServiceClient):
         window_sequences: int | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[WatchUpdate, None]:
-        """Rolling summaries of all that the comparator has compared, until the iterator is closed."""
+        """Yields rolling summaries of everything that the comparator has compared, until the iterator is
+        closed."""
         request = calls.watch_request(interval_ms, window_sequences)
         return self._stream("Watch", request, timeout, calls.watch_events, waits=False)
 
@@ -110,15 +115,17 @@ class ComparatorClient(ServiceClient):
         scorer: LocaliseSide | None = None,
         timeout: float | None = None,
     ) -> comparator_pb2.LocaliseResponse:
-        """Where and why the two services' bits first differ for a sequence. Needs the role admin.
+        """Returns where and why the bits of the two services first differ for a sequence. Needs the role
+        admin.
 
         Args:
-          prompt, completion: the tokens; `completion` up to the one that differs, at least.
-          rollout, scorer: how each was asked, and what it said. A scorer that is left out was asked as the
-            rollout was.
+          prompt, completion: the token ids; `completion` must reach at least to the token that differs.
+          rollout, scorer: how each side was asked, and what it answered. Without `scorer`, the scorer is
+            taken to have been asked as the rollout was.
+          timeout: in seconds; None: no limit.
 
         Raises:
-          ResourceExhaustedError: the comparator localises for another caller.
+          ResourceExhaustedError: the comparator is busy localising for another caller.
         """
         request = calls.localise_request(prompt, completion, rollout, scorer)
         return await self._unary("Localise", request, timeout)
@@ -126,7 +133,7 @@ class ComparatorClient(ServiceClient):
     async def get_server_info(
         self, timeout: float | None = CONTROL_TIMEOUT_S
     ) -> comparator_pb2.ComparatorServerInfo:
-        """The comparator and the two services behind it."""
+        """Describes the comparator and the two services behind it."""
         return await self._unary("GetServerInfo", types_pb2.GetServerInfoRequest(), timeout)
 
 

@@ -1,6 +1,6 @@
-"""The calls by which a rollout receives weights that a trainer broadcasts, with coroutines.
+"""The calls by which a rollout receives weights that a trainer broadcasts, as coroutines.
 
-What isobit.weight_transfer says of arguments, results and errors holds here.
+isobit.weight_transfer describes arguments, results and errors.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from isobit.weights import WeightSpec
 
 
 class WeightTransferCalls:
-    """Of RolloutClient."""
+    """A part of isobit.aio.RolloutClient."""
 
     async def init_weight_transfer(
         self, *, timeout: float | None = None, **group: Unpack[TransferGroup]
     ) -> rollout_pb2.InitWeightTransferResponse:
-        """As the synchronous client's."""
+        """Like isobit.RolloutClient.init_weight_transfer, as a coroutine."""
         return await self._unary("InitWeightTransfer", init_request(**group), timeout)
 
     async def start_weight_transfer(
@@ -28,7 +28,7 @@ class WeightTransferCalls:
         in_flight: InFlightMode | None = None,
         timeout: float | None = None,
     ) -> rollout_pb2.StartWeightTransferResponse:
-        """As the synchronous client's."""
+        """Like isobit.RolloutClient.start_weight_transfer, as a coroutine."""
         request = start_request(weight_version, in_flight)
         return await self._unary("StartWeightTransfer", request, timeout)
 
@@ -40,20 +40,20 @@ class WeightTransferCalls:
         packed_buffer_size_bytes: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """As the synchronous client's."""
+        """Like isobit.RolloutClient.receive_weights, as a coroutine."""
         request = receive_request(specs, packed, packed_buffer_size_bytes)
         return (await self._unary("ReceiveWeights", request, timeout)).num_bytes
 
     async def finish_weight_transfer(
         self, *, expected_digest: str = "", timeout: float | None = None
     ) -> types_pb2.UpdateWeightsResponse:
-        """As the synchronous client's."""
+        """Like isobit.RolloutClient.finish_weight_transfer, as a coroutine."""
         request = rollout_pb2.FinishWeightTransferRequest(expected_digest=expected_digest)
         return await self._unary("FinishWeightTransfer", request, timeout)
 
     async def shutdown_weight_transfer(
         self, timeout: float | None = None
     ) -> rollout_pb2.ShutdownWeightTransferResponse:
-        """As the synchronous client's."""
+        """Like isobit.RolloutClient.shutdown_weight_transfer, as a coroutine."""
         request = rollout_pb2.ShutdownWeightTransferRequest()
         return await self._unary("ShutdownWeightTransfer", request, timeout)
