@@ -1,4 +1,4 @@
-"""Where the services' binaries are: in wheels, in a checkout, or where ISOBIT_BIN_DIR says."""
+"""Finds the binaries of the services: in wheels, in a checkout, or in ISOBIT_BIN_DIR."""
 
 import importlib.util
 import os
@@ -10,17 +10,18 @@ _IS_CHECKOUT = (_PACKAGE.parents[1] / "CMakePresets.json").exists()
 
 
 class BinaryNotFoundError(Exception):
-    """A binary is nowhere; the message says where it was looked for."""
+    """A binary was not found; the message lists the places that were searched."""
 
 
 def path(name: str) -> Path:
-    """The binary `name`, such as "isobit-rollout".
+    """The path of the binary `name`, such as "isobit-rollout".
 
-    ISOBIT_BIN_DIR, where it is set, is the only place. Otherwise the package isobit_cuda comes first on a
-    machine with a GPU, then the package isobit, then a checkout's build/release/bin.
+    If ISOBIT_BIN_DIR is set, only that folder is searched. Otherwise the order is: the package isobit_cuda if
+    the machine has a GPU, the package isobit, a checkout's build/release/bin.
 
     Raises:
-      BinaryNotFoundError: none of these has it, or it is isobit_cuda's and a library of it is nowhere.
+      BinaryNotFoundError: none of these has the binary; or isobit_cuda has it, and a library that it needs is
+        missing.
     """
     places = _places()
     for _, folder in places:
@@ -29,11 +30,11 @@ def path(name: str) -> Path:
                 _check_libraries(found)
             return found
     looked = "; ".join(f"{what}: {folder}" for what, folder in places)
-    raise BinaryNotFoundError(f"{name} is not there. Looked in {looked}. {_hint()}")
+    raise BinaryNotFoundError(f"{name} was not found. Looked in {looked}. {_hint()}")
 
 
 def _check_libraries(binary: Path) -> None:
-    """The loader's own message would not say where it looked."""
+    """Checks that the libraries are there, since the loader's own message does not say where it looked."""
     from isobit_cuda import MissingLibraryError, check
 
     try:
@@ -43,13 +44,13 @@ def _check_libraries(binary: Path) -> None:
 
 
 def is_cuda(binary: Path) -> bool:
-    """Whether `binary` is of isobit_cuda, so that it should run on GPUs."""
+    """Whether `binary` belongs to isobit_cuda, and so should run on GPUs."""
     folder = _cuda_folder()
     return folder is not None and binary.parent == folder
 
 
 def gpu_is_there() -> bool:
-    """Whether this process may see an NVIDIA GPU, judged without CUDA."""
+    """Whether this process can probably see an NVIDIA GPU. Does not use CUDA."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return False
     return any(Path("/dev").glob("nvidia[0-9]*"))

@@ -233,7 +233,7 @@ def _whole_sample(response: rollout_pb2.GenerateResponse, parts: list[TokenLogpr
     tokens = TokenLogprobs.concatenate(parts)
     if len(tokens.token_ids) != response.complete.num_completion_tokens:
         raise IncompleteStreamError(
-            f"got {len(tokens.token_ids)} tokens of sample {response.complete.index}, expected"
+            f"sample {response.complete.index}: got {len(tokens.token_ids)} tokens, expected"
             f" {response.complete.num_completion_tokens}"
         )
     return Sample.from_proto(response.request_id, response.complete, tokens)

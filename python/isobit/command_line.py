@@ -1,4 +1,5 @@
-"""Command lines of the Python programs: argparse's, with --version and a hint at the flag that was meant."""
+"""Command lines of the Python programs: argparse, with --version, and with a hint if a flag does not
+exist."""
 
 import argparse
 import difflib
@@ -6,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-# What other systems call what a flag of ours sets.
+# Names of other systems for our flags.
 OTHER_NAMES = {
     "max_completion_length": "max_tokens",
     "max_new_tokens": "max_tokens",
@@ -26,14 +27,14 @@ class _Version(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags are --with_underscores, as those of the services."""
+    """An argument parser. Flags are --with_underscores, as those of the services."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace=None):
-        """As argparse's, but a flag that does not exist is told before all else."""
+        """Like argparse's, but a flag that does not exist is reported before any other error."""
         words = list(sys.argv[1:] if args is None else args)
         for word in words[: words.index("--")] if "--" in words else words:
             self._check(word)

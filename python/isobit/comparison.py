@@ -1,4 +1,5 @@
-"""Compares prompts through a comparator, with progress, and tells the result to people and to scripts."""
+"""Compares prompts through a comparator, shows the progress, and reports the result to people and to
+scripts."""
 
 import json
 import random
@@ -12,25 +13,25 @@ from isobit.prompts import Prompt, Text, default_prompts, read_prompts
 from isobit.results import CompareSummary, Divergence, SequenceReport
 from isobit.screen import Screen
 
-# Lengths of the prompts for services whose model has no tokenizer here.
+# Lengths of the built-in prompts of token ids, used if there is no tokenizer.
 _LENGTHS = (1, 2, 5, 8, 13, 16, 21, 34)
-_SHOWN = 10  # unequal sequences
+_SHOWN = 10  # unequal sequences that are listed
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a comparison found."""
+    """The result of a comparison."""
 
     summary: CompareSummary
     sequences: Sequence[SequenceReport] = field(default_factory=list)
 
     @property
     def is_equal(self) -> bool:
-        """Whether tokens were compared, and no bit differs."""
+        """Whether at least one token was compared, and no bit differs."""
         return self.summary.verdict == "equal"
 
     def line(self) -> str:
-        """Such as "0 of 640 tokens differ"."""
+        """The result in one line, such as "0 of 640 tokens differ"."""
         statistics = self.summary.statistics
         text = f"{statistics.num_unequal} of {statistics.num_tokens} tokens differ"
         if statistics.num_impossible:
@@ -38,7 +39,7 @@ class Found:
         return text if statistics.num_tokens else "no token was compared, which proves nothing"
 
     def json(self) -> str:
-        """The same for scripts; docs/operations.md has the fields."""
+        """The result as JSON, for scripts; docs/operations.md describes the fields."""
         summary, statistics = self.summary, self.summary.statistics
         sides = {"rollout": summary.rollout, "scorer": summary.scorer}
         return json.dumps(
@@ -67,9 +68,13 @@ class Found:
 
 
 def prompts_of(texts: Sequence[str], file: Path | None, model: Path | None, vocab_size: int) -> list[Prompt]:
-    """`texts` and the lines of `file`, or some of our own if there are none.
+    """Returns `texts` and the lines of `file`, or a few built-in prompts if there are none.
 
-    With the tokenizer of the directory `model` they are text; else they are token ids. ValueError: neither.
+    Args:
+      model: a directory whose tokenizer reads the prompts as text; None: they are token ids.
+
+    Raises:
+      ValueError: a prompt cannot be read.
     """
     given = [*texts, *(read_prompts(file) if file else ())]
     if model is not None:
@@ -86,8 +91,11 @@ def prompts_of(texts: Sequence[str], file: Path | None, model: Path | None, voca
 
 
 def compare(client: ComparatorClient, prompts: Sequence[Prompt], screen: Screen, **call: Any) -> Found:
-    """Generates, scores and compares; `screen` shows how far it is. IsobitError: as
-    ComparatorClient.compare."""
+    """Generates, scores and compares; `screen` shows the progress.
+
+    Raises:
+      IsobitError: as ComparatorClient.compare.
+    """
     total = len(prompts) * int(call.get("n") or 1)
     rows = [prompt.token_ids for prompt in prompts]
     summary: CompareSummary | None = None
@@ -103,12 +111,12 @@ def compare(client: ComparatorClient, prompts: Sequence[Prompt], screen: Screen,
                 progress.note = f"{unequal} of {tokens} tokens differ"
             elif isinstance(event, CompareSummary):
                 summary = event
-    assert summary is not None  # the client raises if a stream lacks its end
+    assert summary is not None  # the client raises if a stream has no end
     return Found(summary, sorted(sequences, key=lambda one: (one.prompt_index, one.sample_index)))
 
 
 def show(found: Found, prompts: Sequence[Prompt], screen: Screen) -> None:
-    """Names the sequences that differ, if any."""
+    """Lists the sequences that differ, if any."""
     unequal = [report for report in found.sequences if report.statistics.num_unequal]
     if not unequal:
         return
@@ -133,5 +141,5 @@ def _position(divergence: Divergence | None) -> int | None:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no infinity and no NaN."""
+    """None for an infinity or a NaN, which JSON does not have."""
     return value if abs(value) < float("inf") else None

@@ -1,9 +1,9 @@
 """`isobit demo`: starts the three services and shows which numerics modes are equal in every bit.
 
-For each mode, the same prompts go to a comparator between a rollout and a scorer. In `tree` every logprob
-must be equal in every bit; in the other modes some must differ. At the end, one mantissa bit of one weight
-is flipped in the scorer's copy: the comparator must refuse to compare, and show the gap if told to go on.
-It succeeds only if all of this held.
+In each mode, the same prompts go through a comparator to a rollout and a scorer. In `tree` every logprob must
+be equal in every bit; in the other modes some must differ. At the end, one mantissa bit of one weight is
+flipped in the scorer's copy: the comparator must refuse to compare, and must show the gap if told to compare
+anyway. The demo succeeds only if all of this is so.
 """
 
 import json
@@ -46,7 +46,7 @@ _INDENT = "    "
 
 @dataclass(frozen=True)
 class Options:
-    """As the flags of `isobit demo`, which document each."""
+    """The flags of `isobit demo`; their help describes them."""
 
     model: Path = DEFAULT_MODEL
     offline: bool = False
@@ -87,7 +87,7 @@ class Gap:
 
 @dataclass
 class Row:
-    """One mode of the table."""
+    """One mode's row of the table."""
 
     mode: str
     gap: Gap = field(default_factory=Gap)
@@ -98,7 +98,7 @@ class Row:
 
 
 class Demo:
-    """One run. `failures` counts the checks that did not hold."""
+    """One run of the demo. `failures` counts the checks that failed."""
 
     def __init__(self, options: Options, screen: Screen, log_dir: Path, model: Path):
         self._options = options
@@ -141,7 +141,7 @@ class Demo:
         return json.dumps({"passed": not self.failures, "modes": modes, "checks": checks})
 
     def keep_running(self) -> None:
-        """Starts the services in the first mode and leaves them up until Ctrl-C or SIGTERM."""
+        """Starts the services in the first mode, and keeps them running until Ctrl-C or SIGTERM."""
         with Services(self._options.bin_dir, self._log_dir) as services:
             trio = self._start(services, self._options.modes[0], "kept")
             for service in trio:
@@ -171,7 +171,10 @@ class Demo:
             start = time.monotonic()
             services.stop()
             row.stop_s = time.monotonic() - start
-        self._check(not services.bad_ends, "; ".join(services.bad_ends) or f"{mode}: every service exited 0")
+        self._check(
+            not services.bad_ends,
+            "; ".join(services.bad_ends) or f"{mode}: every service ended with status 0",
+        )
         self._check_gap(row)
 
     def _start(self, services: Services, mode: str, name: str) -> tuple[Service, Service, Service]:
@@ -184,7 +187,7 @@ class Demo:
         return rollout, scorer, comparator
 
     def _generate_alone(self, rollout: Service, row: Row) -> Sample:
-        """Samples the first prompt with no other request on the rollout; prints it token by token."""
+        """Samples the first prompt while the rollout has no other request; prints it token by token."""
         self._screen.line(f"\n  One prompt alone, from the rollout at TP {self._options.tp_size}:")
         prompt = self._prompts[0]
         samples: list[Sample] = []
@@ -208,10 +211,12 @@ class Demo:
         return samples[0]
 
     def _compare_aloud(self, client: ComparatorClient, row: Row, alone: Sample) -> None:
-        """Compares all prompts and prints each completion as it comes."""
+        """Compares all prompts and prints each completion as soon as it is there."""
         start = time.monotonic()
         for name, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
-            self._screen.line(f"\n  {len(self._prompts)} prompts at once, {name}, through the comparator:")
+            self._screen.line(
+                f"\n  {len(self._prompts)} prompts at the same time, {name}, through the comparator:"
+            )
             with self._screen.progress("  generating and scoring", len(self._prompts)) as progress:
                 compared = 0
                 tokens: dict[str, list[TokenGaps]] = {}
@@ -272,7 +277,7 @@ class Demo:
                 self._check_flipped_bit(client)
 
     def _check_flipped_bit(self, client: ComparatorClient) -> None:
-        # A few tokens of each prompt suffice to show it.
+        # A few tokens of each prompt are enough to show the gap.
         call = {"gap_detail": "none", **GREEDY, "max_tokens": min(self._options.max_tokens, 16)}
         try:
             client.compare(self._token_ids(), **call)
@@ -295,7 +300,9 @@ class Demo:
             logprobs.view(np.uint32), alone.tokens.logprobs.view(np.uint32)
         )
         outcome = "the same" if same else "other"
-        self._check(same, f"tree: alone, the first prompt gave {outcome} tokens and bits as in company")
+        self._check(
+            same, f"tree: alone, the first prompt gave {outcome} tokens and bits as with the other prompts"
+        )
 
     def _check_gap(self, row: Row) -> None:
         gap = row.gap
@@ -303,9 +310,11 @@ class Demo:
         if row.mode == "tree":
             self._check(gap.unequal == 0, counts)
             wanted = self._options.min_tokens_compared
-            self._check(gap.tokens >= wanted, f"tree: {gap.tokens} tokens compared, at least {wanted} wanted")
+            self._check(
+                gap.tokens >= wanted, f"tree: {gap.tokens} tokens compared, expected at least {wanted}"
+            )
         else:
-            self._check(gap.unequal > 0, f"{counts}, as this mode must show a gap")
+            self._check(gap.unequal > 0, f"{counts}; this mode must show a gap")
 
     def _check(self, passed: bool, text: str) -> None:
         self._checks.append((passed, text))
@@ -328,7 +337,9 @@ class Demo:
             ],
         )
         if any(math.isinf(row.gap.max_abs_dlogp) for row in self._rows):
-            self._screen.line("\n  inf, nan: the scorer's top_p bars a token that the rollout's let through")
+            self._screen.line(
+                "\n  inf, nan: the scorer's top_p excludes a token that the rollout's top_p allowed"
+            )
         self._screen.line(
             f"\n  alone: one prompt, generated; compare: {2 * len(self._prompts)} completions, generated,"
             " scored and compared\n"
@@ -344,7 +355,7 @@ class Demo:
 
 
 def _number(value: float) -> str:
-    """0 only for an exact zero."""
+    """Formats a number; only an exact zero gives "0"."""
     return "0" if value == 0 else f"{value:.2e}"
 
 
@@ -353,9 +364,11 @@ def _finite(value: float) -> float | None:
 
 
 def run(options: Options) -> int:
-    """How many checks failed. With `as_json` stdout gets the result alone, and stderr all else.
+    """Runs the demo and returns how many checks failed. With `as_json`, stdout gets only the result, and
+    stderr everything else.
 
-    ServiceError, BinaryNotFoundError, IsobitError, OSError, ValueError: it cannot run.
+    Raises:
+      ServiceError, BinaryNotFoundError, IsobitError, OSError, ValueError: it cannot run.
     """
     screen = Screen(sys.stderr if options.as_json else None)
     log_dir = options.log_dir or Path(time.strftime("logs/demo-%Y%m%d-%H%M%S"))
@@ -371,7 +384,7 @@ def run(options: Options) -> int:
     )
     demo = Demo(options, screen, log_dir, model)
     demo.run()
-    screen.line(f"\n{time.monotonic() - start:.0f} s in all; {demo.failures} checks failed")
+    screen.line(f"\n{time.monotonic() - start:.0f} s in total; {demo.failures} checks failed")
     if options.as_json:
         print(demo.json(), flush=True)
     if options.keep_running:

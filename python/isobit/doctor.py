@@ -1,7 +1,7 @@
-"""Will a model run on this machine? Answered from its config.json, nvidia-smi and the host's memory alone.
+"""Will a model run on this machine? The answer comes from its config.json, nvidia-smi and the host's memory.
 
-Nothing is loaded, and of a hub's model only config.json is downloaded. Any config gets an answer, if only
-"no" and why. isobit.cli.doctor prints it.
+Nothing is loaded; of a model on the hub, only config.json is downloaded. Any config gets an answer, even if
+only "no" and the reason. isobit.cli.doctor prints it.
 """
 
 import json
@@ -17,7 +17,7 @@ YES, NO, NOTE = "yes", "no", "note"
 
 _GIB = 1 << 30
 _GB = 1e9
-# As the rollout has them without flags: docs/operations.md, Memory.
+# The rollout's defaults: docs/operations.md, Memory.
 _GPU_MEMORY_FRACTION = 0.9
 _GPU_LATER_BYTES = 2 * _GIB
 _CPU_KV_BYTES = _GIB
@@ -27,7 +27,7 @@ _NUMERICS_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """One line: YES it works, NO it does not, or a NOTE that does not decide."""
+    """One line of the report: YES (it works), NO (it does not), or NOTE (does not decide)."""
 
     name: str
     verdict: str
@@ -36,7 +36,7 @@ class Verdict:
 
 @dataclass
 class Report:
-    """All verdicts, and the numbers that they were made of, for scripts."""
+    """All verdicts, and, for scripts, the numbers behind them."""
 
     model: str
     config: str | None = None  # the file
@@ -45,13 +45,13 @@ class Report:
     context: int | None = None
     dtype: str | None = None
     parameters: int | None = None
-    embedding_bytes: int | None = None  # on each GPU; once on a CPU, where ranks share it
+    embedding_bytes: int | None = None  # on each GPU; on a CPU once, since its ranks share it
     weight_bytes: list[int] | None = None  # by rank, without the embedding
     kv_bytes_per_token: list[int] | None = None
     tp_size: int = 1
     gpus: list[dict[str, Any]] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
-    numerics: dict[str, Any] | None = None  # what isobit-numerics said
+    numerics: dict[str, Any] | None = None  # the answer of isobit-numerics
 
     @property
     def runs(self) -> bool:
@@ -67,7 +67,7 @@ def examine(
     tp_size: int = 1,
     ignored_fields: Sequence[str] = (),
 ) -> Report:
-    """Verdicts about `model`: a directory, a config.json, or an id on the hub.
+    """Returns the verdicts about `model`: a directory, a config.json, or the id of a model on the hub.
 
     Raises:
       hub.NotAModelError: `model` is none of the three, or it is a path and `revision` is given.
@@ -87,12 +87,14 @@ def examine(
 
 
 def _read(model: str, revision: str | None, report: Report) -> dict[str, Any] | None:
-    """The config; None if there is none, and the report says why."""
+    """Returns the config. None: there is none, and the report says why."""
     path = Path(model).expanduser()
     try:
         if path.is_file():
             if revision is not None:
-                raise hub.NotAModelError(f"revision is {revision!r}, but {model} is a file, which has none")
+                raise hub.NotAModelError(
+                    f"revision is {revision!r}, but {model} is a file, which has no revisions"
+                )
             file = path
         else:
             file = hub.config_directory(model, revision) / "config.json"
@@ -117,10 +119,10 @@ def _judge_model(config: dict[str, Any], report: Report, ignored_fields: Sequenc
     except models.ConfigError as error:
         report.say("model", NO, f"config.json: {error}")
         return
-    assert row is not None  # _refusal says why it would not be
+    assert row is not None  # otherwise _refusal has returned a reason
     text = f"{row.family} ({report.architecture}), {_count(shape.parameters)} parameters"
-    if models.quantisation_of(config) is not None:  # of which the verdict on dtype speaks
-        report.say("model", NOTE, f"{text}; it would run with weights that are not quantised")
+    if models.quantisation_of(config) is not None:  # the verdict on dtype explains that
+        report.say("model", NOTE, f"{text}; it would run if its weights were not quantised")
         return
     checked = _check(report, ignored_fields)
     if checked:
@@ -131,13 +133,17 @@ def _judge_model(config: dict[str, Any], report: Report, ignored_fields: Sequenc
     report.weight_bytes = shape.weight_bytes(report.tp_size)
     report.kv_bytes_per_token = shape.kv_bytes(report.tp_size)
     if checked is None:
-        report.say("model", NOTE, f"{text}; isobit-model is not here to check every field of config.json")
+        report.say(
+            "model",
+            NOTE,
+            f"{text}; isobit-model is not installed, so not every field of config.json was checked",
+        )
     else:
         report.say("model", YES, text)
 
 
 def _refusal(config: dict[str, Any], row: models.Family | None) -> str | None:
-    """Why a config is of no supported family; None if it is of one."""
+    """Returns why a config belongs to no supported family; None if it belongs to one."""
     architecture = models.architecture_of(config)
     if row is not None and architecture in row.architectures and row.supported:
         return None
@@ -151,18 +157,17 @@ def _refusal(config: dict[str, Any], row: models.Family | None) -> str | None:
         )
         return f"config.json {what}; supported: {models.supported_text()}"
     if architecture.endswith(("ForSequenceClassification", "ForTokenClassification", "ForRewardModel")):
-        return (
-            f"{architecture} has another head than a language model's: its outputs are no logprobs of tokens"
-        )
+        return f"{architecture} does not have a language model's head: its outputs are not logprobs of tokens"
     text = models.text_config_of(config)
     if text is not config and (inner := models.family_of(text)) is not None:
-        reason = "isobit takes its text part only as a model of its own" if inner.supported else inner.why
+        reason = "isobit can run the text part only as a separate model" if inner.supported else inner.why
         return f"{architecture} is unknown; its text part is {inner.family}: {reason}"
     return f"{architecture} is unknown; supported: {models.supported_text()}"
 
 
 def _check(report: Report, ignored_fields: Sequence[str]) -> str | None:
-    """What the services' own parser has against config.json, "" for nothing; None: the parser is not here."""
+    """Returns what the services' own parser finds wrong with config.json; "" for nothing, None if the parser
+    is not installed."""
     assert report.config is not None
     path = Path(report.config)
     if Path(report.model).expanduser().is_dir():
@@ -182,7 +187,7 @@ def _check(report: Report, ignored_fields: Sequence[str]) -> str | None:
     if run.returncode == 0:
         return ""
     said = run.stderr.strip().removeprefix("isobit-model: ")
-    if run.returncode != 1 or not said:  # such as a release without `check`, or one for another machine
+    if run.returncode != 1 or not said:  # such as a binary without `check`, or for another machine
         return None
     code, _, message = said.partition(": ")
     return message if code.isupper() else said
@@ -191,13 +196,13 @@ def _check(report: Report, ignored_fields: Sequence[str]) -> str | None:
 def _judge_context(config: dict[str, Any], report: Report) -> None:
     report.context = models.context_of(config)
     if report.context is None:
-        report.say("context", NOTE, "config.json does not say how long it is")
+        report.say("context", NOTE, "config.json does not give the context length")
         return
     text = f"{report.context:,} tokens"
     window = config.get("sliding_window")
     is_used = report.family == "Mistral" or config.get("use_sliding_window") is True
     if is_used and isinstance(window, int) and not isinstance(window, bool):
-        text += f", of which a token sees {window:,} in layers with a sliding window"
+        text += f"; a token sees {window:,} of them in layers with a sliding window"
     if report.kv_bytes_per_token:
         token = sum(report.kv_bytes_per_token)
         text += f"; keys and values: {token / 1024:,.0f} KiB a token, {_gb(token * report.context)} in all"
@@ -207,27 +212,27 @@ def _judge_context(config: dict[str, Any], report: Report) -> None:
 def _judge_dtype(config: dict[str, Any], report: Report) -> None:
     report.dtype = models.dtype_of(config)
     if (quantised := models.quantisation_of(config)) is not None:
-        report.say(
-            "dtype", NO, f"weights are quantised ({quantised}): isobit takes bf16, fp32 and fp16 weights"
-        )
+        report.say("dtype", NO, f"weights are quantised ({quantised}), expected bf16, fp32 or fp16")
         return
     match report.dtype:
         case "bfloat16":
             report.say("dtype", YES, "bfloat16")
         case "float16":
             report.say(
-                "dtype", NOTE, "float16: services round it to bf16, and only with --round_fp16_weights"
+                "dtype",
+                NOTE,
+                "float16: services refuse it without --round_fp16_weights, which rounds it to bf16",
             )
         case "float32":
-            report.say("dtype", NOTE, "float32: rounded to bf16, which services compute in")
+            report.say("dtype", NOTE, "float32: services round it to bf16 and compute in bf16")
         case None:
-            report.say("dtype", NOTE, "config.json names none: what the weights' files say counts")
+            report.say("dtype", NOTE, "config.json names none: the dtype in the weight files decides")
         case other:
-            report.say("dtype", NO, f"{other:.60}: isobit takes bfloat16, float32 and float16")
+            report.say("dtype", NO, f"{other:.60}: expected bfloat16, float32 or float16")
 
 
 def judge_gpus(report: Report) -> list[machine.Gpu]:
-    """Adds the verdicts on GPUs and driver; returns the GPUs."""
+    """Adds the verdicts on GPUs and driver, and returns the GPUs."""
     try:
         found = machine.gpus()
     except machine.NvidiaSmiError as error:
@@ -287,7 +292,7 @@ def _judge_gpu_memory(
     size = report.tp_size
     if len(hopper) < size:
         have = f"{len(hopper)} Hopper GPU" + "s" * (len(hopper) > 1)
-        report.say("memory", NO, f"--tp_size {size} needs {size} GPUs, this machine has {have}")
+        report.say("memory", NO, f"--tp_size {size} needs {size} GPUs, but this machine has {have}")
         return
     rooms = [
         int(gpu.free_bytes * _GPU_MEMORY_FRACTION) - _GPU_LATER_BYTES - weight
@@ -298,14 +303,16 @@ def _judge_gpu_memory(
     text = f"TP {size}: weights {_gb(max(weights))} of {_gb(free)} that are free on a GPU"
     if tokens <= 0:
         more = (
-            f"; a larger --tp_size, up to {models.LEAVES}, leaves less on each"
+            f"; a larger --tp_size, up to {models.LEAVES}, puts less on each GPU"
             if size < models.LEAVES
             else ""
         )
         report.say("memory", NO, f"{text}: no room for keys and values{more}")
         return
-    room = f"about {tokens // 1000 * 1000 or tokens:,} tokens of keys and values, less what activations take"
-    report.say("memory", YES, f"{text}; room for {room}. A scorer holds the weights once more")
+    room = f"about {tokens // 1000 * 1000 or tokens:,} tokens of keys and values, minus activations"
+    report.say(
+        "memory", YES, f"{text}; room for {room}. A scorer needs memory for a second copy of the weights"
+    )
 
 
 def _judge_host_memory(report: Report, weights: int, token: int) -> None:
@@ -315,14 +322,16 @@ def _judge_host_memory(report: Report, weights: int, token: int) -> None:
         f"weights {_gb(weights)}, and {_CPU_KV_BYTES // token:,} tokens of keys and values (--kv_cache_mb)"
     )
     if total == 0:
-        report.say("memory", NOTE, f"CPU, TP {report.tp_size}: {parts}; what is free is not known")
+        report.say("memory", NOTE, f"CPU, TP {report.tp_size}: {parts}; the free memory is not known")
     elif wanted > free:
         has = f"{_gb(free)} of {_gb(total)} are free"
-        report.say("memory", NO, f"CPU, TP {report.tp_size}: needs {_gb(wanted)}, {has}: {parts}")
+        report.say("memory", NO, f"CPU, TP {report.tp_size}: needs {_gb(wanted)}, but {has}: {parts}")
     else:
         has = f"{_gb(wanted)} of {_gb(free)} that are free"
         report.say(
-            "memory", YES, f"CPU, TP {report.tp_size}: {has}: {parts}. A scorer holds the weights once more"
+            "memory",
+            YES,
+            f"CPU, TP {report.tp_size}: {has}: {parts}. A scorer needs memory for a second copy",
         )
 
 
@@ -336,11 +345,12 @@ def missing_services() -> str | None:
 
 
 def ask_numerics(report: Report) -> bool | None:
-    """Runs isobit-numerics and adds its verdict. Whether every GPU computes the contract; None: not run."""
+    """Runs isobit-numerics and adds its verdict. Returns whether every GPU computes the contract; None: it
+    did not run."""
     try:
         program = binaries.path("isobit-numerics")
     except binaries.BinaryNotFoundError as error:
-        where = f"{error} It comes with isobit[cuda], or by `make build-gpu`"
+        where = f"{error} It is part of isobit[cuda]; in a checkout `make build-gpu` builds it"
         report.say("numerics", NO, f"not run: {where if report.gpus else 'this machine has no NVIDIA GPU'}")
         return None
     try:

@@ -1,7 +1,8 @@
-"""Models by hub id: the files of a repository that isobit reads, in huggingface_hub's cache.
+"""Models by hub id: downloads the files of a repository that isobit reads into huggingface_hub's cache.
 
-Cache, tokens, mirrors and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN or `hf auth login`,
-HF_ENDPOINT, HF_HUB_OFFLINE. Nothing of a repository is run, and of its weights safetensors alone are taken.
+Cache, tokens, mirrors and offline mode work as in huggingface_hub: HF_HOME, HF_TOKEN or `hf auth login`,
+HF_ENDPOINT, HF_HUB_OFFLINE. No code of a repository is run, and of its weights only safetensors are
+downloaded.
 """
 
 import contextlib
@@ -16,13 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-# Called with the bytes that are there and the bytes that are wanted, from the threads that download.
+# Called with the number of bytes downloaded so far and the number of all bytes, from the threads that
+# download.
 Progress = Callable[[int, int], None]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-# Beside the weights: what the services, the tokenizer and the chat templates read.
+# The other files besides the weights that the services, the tokenizer and the chat templates read.
 _WANTED = (
     "config.json",
     "generation_config.json",
@@ -40,28 +42,34 @@ _MAX_LISTED = 3
 
 
 class HubError(OSError):
-    """A model cannot be had from the hub; the message names it, why, and what would help."""
+    """A model cannot be downloaded; the message says which, why, and what would help."""
 
     status = 3  # the exit status of commands: it cannot run here
 
 
 class NotAModelError(HubError):
-    """What was given names no model: neither a directory nor an id."""
+    """The argument is neither a model directory nor the id of a model."""
 
     status = 2  # bad usage
 
 
 def resolve(model: str, revision: str | None = None, progress: Progress | None = None) -> Path:
-    """The directory of a model: `model` itself if it is one, else of the hub's model of that id, downloaded.
+    """Returns the directory of a model: `model` itself if it is a directory, otherwise the downloaded
+    snapshot of the model with that id on the hub.
 
-    A snapshot in the cache is taken as it is if the hub cannot be reached, or HF_HUB_OFFLINE is set.
-    `revision` is a branch, a tag or a commit, by default the hub's `main`. Services take the result as
-    `--model_root=PARENT --model=NAME`, not resolved further: its files are links into the cache's blobs.
+    If the hub cannot be reached, or HF_HUB_OFFLINE is set, a complete snapshot in the cache is used. Services
+    take the result as `--model_root=PARENT --model=NAME`. Do not resolve links further: the snapshot's files
+    are links into the cache's blobs.
+
+    Args:
+      model: a directory, or an id such as Qwen/Qwen3-0.6B.
+      revision: a branch, a tag or a commit; None: the hub's `main`.
+      progress: called with the bytes so far and all bytes, from the threads that download.
 
     Raises:
-      HubError: there is no such model for this user, it has no safetensors, it is an adapter, or it is
-        neither cached nor can it be downloaded.
-      NotAModelError: neither a directory nor an id, or a directory with a revision.
+      HubError: the user cannot see such a model, it has no safetensors, it is an adapter, or it is neither
+        cached nor can it be downloaded.
+      NotAModelError: `model` is neither a directory nor an id, or it is a directory and `revision` is given.
     """
     if (path := _directory(model, revision)) is not None:
         return path
@@ -77,9 +85,9 @@ def resolve(model: str, revision: str | None = None, progress: Progress | None =
 
 
 def config_directory(model: str, revision: str | None = None) -> Path:
-    """As resolve(), but of a hub's model only config.json is downloaded.
+    """Like resolve(), but of a model on the hub only config.json is downloaded.
 
-    Raises: as resolve(), though it does not look at weights.
+    Raises as resolve(), except that weights are not checked.
     """
     if (path := _directory(model, revision)) is not None:
         return path
@@ -94,7 +102,7 @@ def config_directory(model: str, revision: str | None = None) -> Path:
         except EntryNotFoundError as error:
             _refuse_adapter(model, _listed(model, revision) or {})
             raise HubError(
-                f"{model} has no config.json on the hub: isobit reads models of transformers"
+                f"{model} has no config.json on the hub: isobit needs models in transformers' format"
             ) from error
 
 
@@ -105,7 +113,8 @@ def is_id(model: str) -> bool:
 
 @contextlib.contextmanager
 def terminal_bar(label: str) -> Iterator[Progress | None]:
-    """A progress callback that draws a bar, with sizes and rate, on stderr; None if that is no terminal."""
+    """Yields a progress callback that draws a bar with sizes and rate on stderr; None if stderr is not a
+    terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -125,14 +134,20 @@ def terminal_bar(label: str) -> Iterator[Progress | None]:
 
 
 def _directory(model: str, revision: str | None) -> Path | None:
-    """`model` as a directory; None if it is an id instead."""
+    """Returns `model` as a directory; None if it is an id.
+
+    Raises:
+      NotAModelError: it is neither, or a directory with a revision.
+    """
     path = Path(model).expanduser()
     if model and path.is_dir():
         if revision is not None:
-            raise NotAModelError(f"revision is {revision!r}, but {model} is a directory, which has none")
+            raise NotAModelError(
+                f"revision is {revision!r}, but {model} is a directory, which has no revisions"
+            )
         return path
     if path.is_file() or not is_id(model):
-        what = "a file" if path.is_file() else "no directory, and no id of a model on the hub"
+        what = "a file" if path.is_file() else "neither a directory nor the id of a model on the hub"
         raise NotAModelError(
             f"expected a model directory or an id such as Qwen/Qwen3-0.6B, got {model}, {what}"
         )
@@ -140,7 +155,7 @@ def _directory(model: str, revision: str | None) -> Path | None:
 
 
 def _listed(model: str, revision: str | None) -> dict[str, int] | None:
-    """The repository's files and their sizes (0: not said); None if the hub cannot be reached."""
+    """Returns the repository's files and their sizes (0: unknown); None if the hub cannot be reached."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -160,49 +175,53 @@ def _listed(model: str, revision: str | None) -> dict[str, int] | None:
 
 
 def _files_of(model: str, commit: str, names: dict[str, int]) -> list[str]:
-    """The files that isobit reads. Downloads the index, if there is one."""
+    """Returns the files that isobit reads. Downloads the index of the weights if there is one."""
     _refuse_adapter(model, names)
     files = [name for name in names if any(fnmatch.fnmatchcase(name, wanted) for wanted in _WANTED)]
-    if SINGLE_FILE in names:  # the index of a single file would list it alone
+    if SINGLE_FILE in names:  # then no index is needed
         return [*files, SINGLE_FILE]
     if INDEX_FILE not in names:
         others = [name for name in names if name.endswith((".bin", ".gguf", ".pt", ".pth", ".safetensors"))]
         shown = f"; it has {_short(others)}" if others else ""
-        raise HubError(f"{model} has no safetensors under the names that transformers gives them{shown}")
+        raise HubError(f"{model} has no safetensors under transformers' file names{shown}")
     from huggingface_hub import hf_hub_download
 
     shards = _shards(Path(hf_hub_download(model, INDEX_FILE, revision=commit)))
     if missing := [shard for shard in shards if shard not in names]:
-        raise HubError(f"{model}: {INDEX_FILE} names {_short(missing)}, which the repository lacks")
+        raise HubError(f"{model}: {INDEX_FILE} names {_short(missing)}, which the repository does not have")
     return [*files, INDEX_FILE, *shards]
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that an index names, each a plain name."""
+    """Returns the files that an index names. Each must be a plain file name."""
     try:
         shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise HubError(f"{index} is no index of safetensors: {error!r}") from error
+        raise HubError(f"{index} is not an index of safetensors: {error!r}") from error
     for shard in shards:
         if (
             not isinstance(shard, str)
             or PurePosixPath(shard).name != shard
             or not shard.endswith(".safetensors")
         ):
-            raise HubError(f"{index}: expected names of safetensors, got {shard!r}")
+            raise HubError(f"{index}: expected names of safetensors files, got {shard!r}")
     return shards
 
 
 def _refuse_adapter(model: str, names: Sequence[str] | dict[str, int]) -> None:
     if found := [name for name in _ADAPTER if name in names]:
         raise HubError(
-            f"{model} is an adapter ({found[0]}): isobit applies none, expected weights into which it is"
-            " merged"
+            f"{model} is an adapter ({found[0]}), which isobit does not apply: expected weights into"
+            " which it is merged"
         )
 
 
 def _complete(snapshot: Path, model: str) -> Path:
-    """`snapshot`, if the cache has all that services read there."""
+    """Returns `snapshot` if the cache has all files that services read.
+
+    Raises:
+      HubError: a file is missing.
+    """
     have = {str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()}
     _refuse_adapter(model, sorted(have))
     missing = [] if SINGLE_FILE in have else [INDEX_FILE if INDEX_FILE in have else SINGLE_FILE]
@@ -214,10 +233,11 @@ def _complete(snapshot: Path, model: str) -> Path:
 
 
 def _download(model: str, commit: str, sizes: dict[str, int], progress: Progress | None) -> None:
-    """Has these files in the cache. The first error ends it, once downloads that run have ended."""
+    """Downloads these files into the cache. After the first error, the downloads that are running finish, and
+    the error is raised."""
     from huggingface_hub import hf_hub_download
 
-    # hf_hub_download of older releases has no bar of the caller's: there a file counts once it is whole.
+    # hf_hub_download of older releases takes no bar from its caller: there a file counts once it is complete.
     follows = "tqdm_class" in inspect.signature(hf_hub_download).parameters
     counter = _Counter(sizes, progress)
 
@@ -237,7 +257,7 @@ def _download(model: str, commit: str, sizes: dict[str, int], progress: Progress
 
 
 class _Counter:
-    """Adds up what threads download, for one callback."""
+    """Adds up the bytes that several threads download, for one callback."""
 
     def __init__(self, sizes: dict[str, int], progress: Progress | None):
         self._sizes = sizes
@@ -250,7 +270,8 @@ class _Counter:
         self._set(name, self._sizes[name])
 
     def bar_of(self, name: str) -> type:
-        """What hf_hub_download takes for tqdm, and makes an object of for each try of a file."""
+        """Returns the class that hf_hub_download uses in place of tqdm. It makes one object for each try of a
+        file."""
         counter = self
 
         from tqdm import tqdm
@@ -292,7 +313,7 @@ def _told(model: str, revision: str | None) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise HubError(
-            f"{model} is no directory here, and the hub has no such model, or one that needs a token"
+            f"{model} is not a directory here, and the hub has no such model, or one that needs a token"
             " (`hf auth login`, HF_TOKEN)"
         ) from error
     except errors.RevisionNotFoundError as error:
@@ -323,7 +344,8 @@ def _not_cached(model: str, revision: str | None) -> str:
 
 
 def _is_of_the_network(error: BaseException) -> bool:
-    """httpx's or requests' errors, by huggingface_hub's release, which have no class in common."""
+    """Whether an error is one of httpx or requests (which of the two depends on huggingface_hub's release).
+    Their errors have no class in common."""
     return type(error).__module__.partition(".")[0] in ("httpx", "httpcore", "requests", "urllib3")
 
 

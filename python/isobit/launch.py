@@ -1,6 +1,6 @@
 """Runs the services as child processes, on free ports, with logs in files, and always stops them.
 
-They end with this process, also when it is killed with SIGKILL: the kernel then sends them SIGTERM.
+They end with this process, even if it is killed with SIGKILL: the kernel then sends them SIGTERM.
 """
 
 import contextlib
@@ -25,24 +25,25 @@ _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 15
-# Execs a command that gets SIGTERM when its parent, whose id comes first, is gone. An interpreter of its own
-# does it, as preexec_fn is not safe beside threads. The parent may have died before it was asked for.
+# Execs a command that gets SIGTERM when its parent (the first argument is its id) has ended. This runs in a
+# separate interpreter, since preexec_fn is not safe with threads. The parent may have ended before prctl, so
+# it is checked afterwards.
 _END_WITH_PARENT = """
 import os, signal, sys
 try:
     import ctypes
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, which exec keeps
 except (ImportError, AttributeError):
-    pass  # a Python without ctypes, another system than Linux: as without all this
+    pass  # no ctypes, or not Linux: the command then gets no signal
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
 class ServiceError(Exception):
-    """A binary is missing, or a service does not start; the message has the end of its log.
+    """A binary is missing, or a service did not start or has ended; the message has the end of its log.
 
-    `status` is the exit status of a service that ended, else None.
+    `status`: the exit status of a service that ended, otherwise None.
     """
 
     def __init__(self, message: str, status: int | None = None):
@@ -61,7 +62,11 @@ class Service:
     target: str = ""  # host:port, once it listens
 
     def check_alive(self) -> None:
-        """Raises ServiceError if the process has ended."""
+        """Checks that the process runs.
+
+        Raises:
+          ServiceError: it has ended.
+        """
         if (status := self.process.poll()) is not None:
             tail = f"{self.log}:\n{self._log_tail()}"
             raise ServiceError(f"{self.name} ended with status {status}. {tail}", status)
@@ -72,7 +77,7 @@ class Service:
 
 
 class Services:
-    """Starts services and, on leaving the `with` statement, stops all of them, whatever happened."""
+    """Starts services, and stops all of them at the end of the `with` statement, whatever happened."""
 
     def __init__(
         self,
@@ -83,13 +88,23 @@ class Services:
         stop_timeout_s: float | None = None,
         one_by_one: bool = False,
     ):
-        """Logs go to `log_dir`, which exists. `launcher` is a command that, like prlimit, execs the service
-        in its own process. `bin_dir` None: binaries are where isobit.binaries finds them. `one_by_one`:
-        stop() waits for each before it tells the next, so that none loses those that it calls. ServiceError:
-        a binary is not in `bin_dir`."""
+        """Prepares to start services.
+
+        Args:
+          bin_dir: the folder of the binaries; None: isobit.binaries finds them.
+          log_dir: an existing folder for the logs.
+          start_timeout_s: seconds that a service may take to listen.
+          launcher: a command, such as prlimit, that execs the service in its own process.
+          stop_timeout_s: seconds that services may take to end before they are killed.
+          one_by_one: stop() waits for each service to end before it tells the next one, so that no service
+            loses those that it calls.
+
+        Raises:
+          ServiceError: a binary is not in `bin_dir`.
+        """
         if bin_dir is not None and (missing := [n for n in BINARIES if not (bin_dir / n).is_file()]):
-            raise ServiceError(f"{bin_dir} lacks {', '.join(missing)}: build with `make build`")
-        # Resolved, since a name without a slash would be looked up on PATH.
+            raise ServiceError(f"{bin_dir} does not have {', '.join(missing)}: build with `make build`")
+        # Resolved, since a name without a slash would be searched on PATH.
         self._bin_dir = bin_dir.resolve() if bin_dir is not None else None
         self._log_dir = log_dir
         self._start_timeout_s = start_timeout_s
@@ -101,19 +116,20 @@ class Services:
 
     @property
     def running(self) -> Sequence[Service]:
-        """Those that were started and not stopped, the first first."""
+        """The services that were started and not stopped, in the order of their start."""
         return self._running
 
     def start(self, binary: str, name: str, flags: Sequence[str]) -> Service:
-        """Starts `binary` under `name`, which names its log. Returns before it listens; later flags win."""
+        """Starts `binary` and calls it `name`, also in its log file's name. Returns before it listens. If a
+        flag is given twice, the later one counts."""
         path = self._bin_dir / binary if self._bin_dir is not None else binaries.path(binary)
         return self.start_command(name, [*self._launcher, str(path)], flags)
 
     def start_command(self, name: str, command: Sequence[str], flags: Sequence[str]) -> Service:
-        """Like start(), of any command that has the flags --port and --port_file.
+        """Like start(), for any command that has the flags --port and --port_file.
 
-        Started in the main thread, it ends with this process. (The kernel tells of a thread's end: a service
-        that a short-lived thread starts would end with the thread.)
+        If it is started in the main thread, it ends with this process. (The kernel signals the end of a
+        thread: a service that a short-lived thread starts would end with that thread.)
         """
         log, port_file = self._log_dir / f"{name}.log", self._log_dir / f"{name}.port"
         port_file.unlink(missing_ok=True)
@@ -126,7 +142,8 @@ class Services:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # So that Ctrl-C reaches only this process, which then stops the services in order.
+                # A new session, so that Ctrl-C reaches only this process, which then stops the services in
+                # order.
                 start_new_session=True,
             )
         service = Service(name, process, log, port_file)
@@ -134,10 +151,10 @@ class Services:
         return service
 
     def wait_listening(self, service: Service, host: str = "127.0.0.1") -> str:
-        """The host:port of `service` once it listens. `host`: where it is called, if it has a --host of its
-        own."""
+        """Returns the host:port of `service` once it listens. `host`: the address to call it at, if it has a
+        --host."""
         deadline = time.monotonic() + self._start_timeout_s
-        # The service renames the file into place, so it is never half written.
+        # The service renames the file into place, so the file is always complete.
         while not service.port_file.is_file():
             service.check_alive()
             if time.monotonic() > deadline:
@@ -147,7 +164,8 @@ class Services:
         return service.target
 
     def wait_serving(self, service: Service, **security) -> None:
-        """Returns once `service` listens and tells a client with `security` that it serves."""
+        """Returns once `service` listens and reports that it serves to a client with the arguments
+        `security`."""
         target = self.wait_listening(service)
         deadline = time.monotonic() + self._start_timeout_s
         with ServiceClient(target, **security) as client:
@@ -161,23 +179,27 @@ class Services:
 
     @property
     def bad_ends(self) -> list[str]:
-        """After stop(): one sentence for each service that did not exit with 0 on SIGTERM."""
+        """After stop(): one sentence for each service that did not exit with 0 after SIGTERM."""
         return self._bad_ends
 
     def check_alive(self) -> None:
-        """Raises ServiceError if one that was started has ended."""
+        """Checks that all started services run.
+
+        Raises:
+          ServiceError: one has ended.
+        """
         for service in self._running:
             service.check_alive()
 
     def stop(self) -> None:
-        """SIGTERM to all, the latest first; SIGKILL to those that do not end in time."""
+        """Sends SIGTERM to all, the latest started first, and SIGKILL to those that do not end in time."""
         stopping = self._running[::-1]
         self._running = []
         try:
             for group in [[service] for service in stopping] if self._one_by_one else [stopping]:
                 self._end(group)
         finally:
-            # All are killed before the first is waited for: a second Ctrl-C may end the wait.
+            # All are killed before the wait for the first one, since a second Ctrl-C may end that wait.
             left = [service for service in stopping if service.process.poll() is None]
             for service in left:
                 service.process.kill()
@@ -213,7 +235,7 @@ class Services:
 
 @dataclass(frozen=True)
 class Setting:
-    """How a rollout and a scorer are to run."""
+    """How to run a rollout and a scorer."""
 
     numerics: str
     tp_size: int
@@ -231,7 +253,7 @@ def start_scorer(services: Services, setting: Setting, model: Path, name: str, *
 
 
 def start_comparator(services: Services, rollout: Service, scorer: Service, name: str) -> Service:
-    """Starts a comparator between two services, waiting until these listen."""
+    """Waits until two services listen, and starts a comparator between them."""
     targets = [
         f"--rollout={services.wait_listening(rollout)}",
         f"--scorer={services.wait_listening(scorer)}",
@@ -245,7 +267,8 @@ def wait_all_serving(services: Services, trio: Sequence[Service]) -> None:
 
 
 def ending_with_parent(command: Sequence[str]) -> list[str]:
-    """`command`, which gets SIGTERM when the thread that starts it ends, or this process, however it ends."""
+    """Returns `command` wrapped so that it gets SIGTERM when the thread that starts it ends, or this process,
+    however it ends."""
     return [sys.executable, "-ISc", _END_WITH_PARENT, str(os.getpid()), *command]
 
 
@@ -266,7 +289,8 @@ def run_model_tool(bin_dir: Path | None, *arguments: str) -> str:
 
 @contextlib.contextmanager
 def stop_signals_as_exit() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt, so that cleanup runs."""
+    """Within the block, SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt, so that
+    cleanup runs."""
 
     def leave(number: int, _frame) -> None:
         raise SystemExit(128 + number)

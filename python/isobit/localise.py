@@ -1,8 +1,8 @@
-"""Says where and why a rollout and a scorer first compute different bits for a sequence: `isobit localise`.
+"""`isobit localise`: says where and why a rollout and a scorer first compute different bits for a sequence.
 
-The comparator between the two has both compute the sequence once more, op by op (its method Localise, role
-admin). Of a recording's line the logprobs are explained, too: by the sides' parameters, or by the rollout's
-state when it sampled. Generation pauses while the rollout computes.
+The comparator between the two asks both to compute the sequence once more, op by op (its call Localise, role
+admin). For a line of a recording it explains the logprobs, too: by the sampling parameters of the two sides,
+or by the state of the rollout when it sampled. Generation pauses while the rollout computes.
 """
 
 import json
@@ -21,7 +21,7 @@ from isobit.v1 import comparator_pb2, types_pb2
 
 @dataclass(frozen=True)
 class Options:
-    """As the flags of `isobit localise`, which document each."""
+    """The flags of `isobit localise`; their help describes them."""
 
     comparator: str
     tokens: str | None = None
@@ -34,7 +34,7 @@ class Options:
 
 
 def cause_of(found: comparator_pb2.LocaliseResponse) -> str:
-    """Such as "weights"; "none": nothing differs."""
+    """The cause as a word, such as "weights"; "none": nothing differs."""
     name = comparator_pb2.DifferenceCause.Name(found.cause)
     return name.removeprefix("DIFFERENCE_CAUSE_").lower()
 
@@ -48,7 +48,7 @@ def text_of(found: comparator_pb2.LocaliseResponse) -> str:
     if found.HasField("site"):
         lines.append(f"first difference: layer {found.site.layer}, {op_of(found.site)}")
     else:
-        lines.append(f"{found.num_ops} ops gave the same bits")
+        lines.append(f"{found.num_ops} ops have the same bits")
     if found.HasField("element"):
         e = found.element
         lines.append(
@@ -57,7 +57,7 @@ def text_of(found: comparator_pb2.LocaliseResponse) -> str:
             f"{e.ulp_distance} fp32 numbers apart; {e.num_different} columns of this token differ"
         )
     if found.HasField("position"):
-        lines.append(f"from token {found.position} of the completion on")
+        lines.append(f"first completion token concerned: {found.position}")
     return "\n".join(lines)
 
 
@@ -91,7 +91,7 @@ def localise(options: Options) -> comparator_pb2.LocaliseResponse:
     """Asks the comparator.
 
     Raises:
-      ValueError, KeyError, IndexError, TypeError: the sequence, or the recording's line, is none.
+      ValueError, KeyError, IndexError, TypeError: the sequence, or the line of the recording, is not valid.
       IsobitError, OSError: the services could not be asked.
     """
     with ComparatorClient(options.comparator, **options.security) as client:

@@ -1,4 +1,4 @@
-"""What this machine has: NVIDIA GPUs, by nvidia-smi, and host memory. CUDA is not loaded."""
+"""The hardware of this machine: NVIDIA GPUs, from nvidia-smi, and host memory. CUDA is not loaded."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-MIN_DRIVER = 580  # the first that runs CUDA 13
+MIN_DRIVER = 580  # the first driver that runs CUDA 13
 
 _FIELDS = "name,compute_cap,memory.total,memory.free,driver_version"
 _TIMEOUT_S = 10.0
@@ -27,11 +27,12 @@ class Gpu:
 
 
 class NvidiaSmiError(Exception):
-    """nvidia-smi is there, but does not answer; the message says what it said."""
+    """nvidia-smi exists, but does not answer as expected; the message has its output."""
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs that a service would see, as far as CUDA_VISIBLE_DEVICES lists numbers; none without a driver.
+    """Returns the GPUs that a service would see, as far as CUDA_VISIBLE_DEVICES lists numbers. Without a
+    driver there are none.
 
     Raises:
       NvidiaSmiError: nvidia-smi does not answer as expected.
@@ -62,10 +63,8 @@ def gpus() -> list[Gpu]:
 
 
 def host_memory() -> tuple[int, int]:
-    """The bytes of memory that are free for a new process, and all of them, both within the cgroup's limit.
-
-    (0, 0) where the kernel does not say.
-    """
+    """Returns the bytes of memory that are free for a new process, and of all memory, both within the
+    cgroup's limit. (0, 0) if the kernel does not report them."""
     fields = {}
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -77,7 +76,7 @@ def host_memory() -> tuple[int, int]:
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
     if limit is not None and limit < total:
         total = limit
-        # The cgroup's use counts pages of files, which the kernel gives back.
+        # The cgroup's use includes cached pages of files, which the kernel can free.
         free = min(free, limit - max(0, (used or 0) - _cgroup_files()))
     return max(free, 0), total
 
@@ -91,7 +90,8 @@ def _parse(line: str) -> Gpu:
 
 
 def _mib(text: str) -> int:
-    """0 for what nvidia-smi does not know, such as [N/A] of a card that shares the host's memory."""
+    """Returns bytes. 0 if nvidia-smi does not know, such as [N/A] for a card that shares the host's
+    memory."""
     return int(text) * _MIB if text.isdecimal() else 0
 
 
@@ -100,9 +100,9 @@ def _visible(found: list[Gpu], visible: str | None) -> list[Gpu]:
         return found
     chosen = []
     for word in visible.split(","):
-        if not word.strip().isdecimal():  # by UUID: nvidia-smi is not asked for these
+        if not word.strip().isdecimal():  # a UUID, for which nvidia-smi is not asked
             return found
-        if int(word) >= len(found):  # as CUDA: the list ends at the first that is not there
+        if int(word) >= len(found):  # as in CUDA, the list ends at the first GPU that does not exist
             break
         chosen.append(found[int(word)])
     return chosen

@@ -1,8 +1,8 @@
-"""Which models isobit computes, and what a config.json says of one: family, size, memory a token.
+"""Which models isobit computes, and what a config.json says about one: family, size, memory per token.
 
-The table supported_models.json is shared with the parser in C++, whose errors quote it, and docs/models.md. A
-config here is any JSON object: what it lacks or says wrongly is a ConfigError, never another exception. The
-parser decides what services take (`isobit-model check`).
+The table supported_models.json is shared with docs/models.md and with the C++ parser, whose errors quote it.
+A config is any JSON object: if a field is missing or wrong, the error is a ConfigError, never another
+exception. The C++ parser decides which configs services accept (`isobit-model check`).
 """
 
 import functools
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LEAVES = 8  # C3 of docs/NUMERICS.md: what tensor-parallel ranks share
+LEAVES = 8  # C3 of docs/NUMERICS.md: tensor-parallel ranks share these
 TP_SIZES = (1, 2, 4, 8)
 
 _MAX_CONFIG_BYTES = 4 << 20
-_UNIT = 16  # columns of a leaf's unit
-_MAX_SIZE = 1 << 32  # far above what the parser takes
+_UNIT = 16  # columns of a unit (C3)
+_MAX_SIZE = 1 << 32  # far above what the parser accepts
 
 
 class ConfigError(Exception):
-    """A config.json cannot be read, or lacks something; the message names the file or field."""
+    """A config.json cannot be read, or a field is missing or wrong; the message names the file or field."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Family:
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     supported: bool
-    since: str = ""  # release; supported alone, as the next two
+    since: str = ""  # a release; only for supported families, like the next two
     models: str = ""
-    refused: str = ""  # what of the family is not taken
-    why: str = ""  # not supported alone
+    refused: str = ""  # which models of the family are refused
+    why: str = ""  # only for families that are not supported
 
 
 @functools.cache
@@ -51,7 +51,11 @@ def supported_text() -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The object in a config.json. ConfigError: there is none."""
+    """Returns the JSON object in a config.json.
+
+    Raises:
+      ConfigError: there is none.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_CONFIG_BYTES + 1)
@@ -61,7 +65,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} has more than {_MAX_CONFIG_BYTES >> 20} MiB")
     try:
         config = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # also what is not UTF-8
+    except (ValueError, RecursionError) as error:  # also raised if it is not UTF-8
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path} has a JSON {type(config).__name__}, expected an object")
@@ -69,7 +73,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def architecture_of(config: dict[str, Any]) -> str | None:
-    """The one architecture that a config names; None if it names none, or several."""
+    """The architecture that a config names; None if it names none, or several."""
     names = config.get("architectures")
     if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
         return names[0]
@@ -77,7 +81,7 @@ def architecture_of(config: dict[str, Any]) -> str | None:
 
 
 def family_of(config: dict[str, Any]) -> Family | None:
-    """The row of the config's architecture, or else of its model_type."""
+    """The row for the config's architecture, or else for its model_type."""
     architecture = architecture_of(config)
     model_type = config.get("model_type")
     for row in families():
@@ -87,7 +91,7 @@ def family_of(config: dict[str, Any]) -> Family | None:
 
 
 def text_config_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config that is about text: of a model with images, a nested object."""
+    """The part of a config that is about text. For a model with images it is a nested object."""
     for name in ("text_config", "llm_config", "language_config", "thinker_config"):
         if isinstance(config.get(name), dict):
             return text_config_of(config[name])
@@ -95,7 +99,7 @@ def text_config_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def context_of(config: dict[str, Any]) -> int | None:
-    """The tokens of a context, yarn's stretch included; None if the config does not say."""
+    """The number of tokens in a context, including the extension by yarn; None if the config does not say."""
     text = text_config_of(config)
     tokens = text.get("max_position_embeddings")
     if not _is_size(tokens):
@@ -110,7 +114,7 @@ def context_of(config: dict[str, Any]) -> int | None:
 
 
 def quantisation_of(config: dict[str, Any]) -> str | None:
-    """How the weights are quantised, in a few words; None if they are not."""
+    """A short description of how the weights are quantised; None if they are not."""
     for holder in (config, text_config_of(config)):
         for name in ("quantization_config", "compression_config", "quantization"):
             found = holder.get(name)
@@ -134,7 +138,7 @@ def dtype_of(config: dict[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model of a supported family."""
+    """The sizes of a model of a supported family."""
 
     vocab: int
     hidden: int
@@ -162,7 +166,7 @@ class Shape:
         return 2 * self.vocab * self.hidden
 
     def weight_bytes(self, tp_size: int) -> list[int]:
-        """What each rank holds in bf16 beside the embedding, biases and norms left out."""
+        """Bytes of each rank's weights in bf16, without embedding, biases and norms."""
         per_kv_head = 2 * self.head_dim * (self.heads // self.kv_heads + 1) * self.hidden
         return [
             2
@@ -175,7 +179,7 @@ class Shape:
         ]
 
     def kv_bytes(self, tp_size: int) -> list[int]:
-        """What a token takes in each rank's KV cache."""
+        """Bytes that one token takes in the KV cache of each rank."""
         token = 2 * 2 * self.layers * self.head_dim
         return [token * self._kv_heads(rank, tp_size) for rank in range(tp_size)]
 
@@ -184,7 +188,11 @@ class Shape:
 
 
 def shape_of(config: dict[str, Any]) -> Shape:
-    """The sizes of a model of a supported family, with the parser's defaults. ConfigError names a field."""
+    """Returns the sizes of a model of a supported family, with the defaults of the C++ parser.
+
+    Raises:
+      ConfigError: a size is missing or wrong; the message names the field.
+    """
     row = family_of(config)
     if row is None or not row.supported:
         raise ConfigError("the sizes of this architecture are not known")
@@ -227,11 +235,11 @@ def _size(config: dict[str, Any], name: str, default: int | None = None) -> int:
 
 
 def _units_of(units: int, rank: int, tp_size: int) -> int:
-    """Whole units of a rank's leaves (C4)."""
+    """The number of whole units in a rank's leaves (C4)."""
     leaves = LEAVES // tp_size
     return (rank + 1) * leaves * units // LEAVES - rank * leaves * units // LEAVES
 
 
 def _share(size: int, rank: int, tp_size: int) -> int:
-    """Columns of a rank, at most 15 more than it has where the last unit is ragged."""
+    """The number of columns of a rank. It is up to 15 too large if the last unit is not full."""
     return _UNIT * _units_of(-(-size // _UNIT), rank, tp_size)

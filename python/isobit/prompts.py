@@ -1,4 +1,4 @@
-"""Prompts: text if the model has a tokenizer, else plain token ids."""
+"""Prompts: text if the model has a tokenizer, otherwise token ids."""
 
 import json
 import random
@@ -18,7 +18,7 @@ _TEXTS = (
     "What is the difference between a list and a tuple in Python?",
     "Name five animals that live in the forest.",
 )
-# Lengths of the prompts for a model without a tokenizer.
+# Lengths of the built-in prompts for a model without a tokenizer.
 _LENGTHS = (1, 2, 5, 8, 13, 16, 21, 34)
 
 
@@ -29,7 +29,7 @@ class Prompt:
 
 
 class Text:
-    """Turns prompts into ids and ids into text; without a tokenizer, the ids are the text."""
+    """Turns prompts into ids, and ids into text. Without a tokenizer the text consists of the ids."""
 
     def __init__(self, model: Path):
         self._tokenizer = Tokenizer(model) if (model / "tokenizer.json").is_file() else None
@@ -39,7 +39,7 @@ class Text:
             return Prompt(text, [int(word) for word in text.split()])
         try:
             return Prompt(text, self._tokenizer.encode_chat(text))
-        except ValueError:  # a base model, which has no chat template
+        except ValueError:  # a base model without a chat template
             return Prompt(text, self._tokenizer.encode(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -48,7 +48,7 @@ class Text:
         return self._tokenizer.decode(token_ids)
 
     def pieces(self, runs: Iterator[Sequence[int]]) -> Iterator[str]:
-        """The text of each run of ids, as far as it is whole characters."""
+        """Yields the text of each run of ids, as far as it consists of whole characters."""
         if self._tokenizer is None:
             yield from (self.decode(run) + " " for run in runs)
         else:
@@ -57,7 +57,7 @@ class Text:
 
 
 def default_prompts(model: Path) -> Sequence[str]:
-    """What to ask `model`: sentences, or random token ids as text if it has no tokenizer."""
+    """Returns built-in prompts for `model`: sentences, or random token ids as text if it has no tokenizer."""
     if (model / "tokenizer.json").is_file():
         return _TEXTS
     vocab_size = json.loads((model / "config.json").read_text("utf-8"))["vocab_size"]
@@ -66,7 +66,11 @@ def default_prompts(model: Path) -> Sequence[str]:
 
 
 def read_prompts(path: Path) -> Sequence[str]:
-    """The lines of `path` that are not blank; ValueError if there is none."""
+    """Returns the lines of `path` that are not blank.
+
+    Raises:
+      ValueError: there are none.
+    """
     if texts := [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]:
         return texts
-    raise ValueError(f"{path} holds no prompt")
+    raise ValueError(f"{path} has no prompt: expected at least one line that is not blank")

@@ -1,7 +1,7 @@
 """A program's output: lines, tables and, on a terminal, a progress bar that is erased at the end.
 
-Away from a terminal there are no control sequences: tables are plain text, and work in progress is one line.
-So it is where rich is not installed, as in the environments of trainers.
+If the output is not a terminal, there are no control sequences: tables are plain text, and work in progress
+is shown as one line. The same holds if rich is not installed, as in the environments of trainers.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from typing import Any, TextIO
 
 _BAR_WIDTH = 24
 _REDRAWS_PER_S = 5
-# Shorter work shows no bar.
+# Work that takes less time than this shows no bar.
 _BAR_AFTER_S = 2.0
 _GB = 1e9
 
 
 class Progress:
-    """Work in progress. The thread that does the work may change `label`, `done` and `note`."""
+    """The state of some work. The thread that does the work may change `label`, `done` and `note`."""
 
     def __init__(self, label: str, total: int | None, in_bytes: bool = False):
         self.label = label
@@ -37,7 +37,7 @@ class Progress:
         return time.monotonic() - self.started
 
     def text(self) -> str:
-        """What stands behind the bar."""
+        """The text after the bar."""
         parts = [self.note] if self.note else []
         if self.total and self._in_bytes:
             rate = self.done / _GB / max(self.seconds, 1e-3)
@@ -47,7 +47,7 @@ class Progress:
         return "  ".join([*parts, f"{self.seconds:.0f} s"])
 
     def row(self) -> Any:
-        """All of it, for rich."""
+        """The whole row, for rich."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -58,7 +58,7 @@ class Progress:
 
 
 class Screen:
-    """Writes to one stream; lines and the progress bar do not garble each other."""
+    """Writes to one stream, so that lines and the progress bar do not disturb each other."""
 
     def __init__(self, stream: TextIO | None = None):
         self._stream = stream or sys.stdout
@@ -74,17 +74,17 @@ class Screen:
         self._write(text, "\n")
 
     def paragraph(self, text: str, indent: str) -> None:
-        """`text` with its own line breaks, wrapped and indented."""
+        """Writes `text` wrapped and indented, keeping its own line breaks."""
         width = min(shutil.get_terminal_size().columns, 100)
         for row in text.strip().splitlines() or [""]:
             self.line(textwrap.fill(row, width, initial_indent=indent, subsequent_indent=indent))
 
     def piece(self, text: str, indent: str) -> None:
-        """Appends to the current line; after each line break in `text` comes `indent`."""
+        """Appends to the current line. After each line break in `text`, writes `indent`."""
         self._write(text.replace("\n", "\n" + indent), "")
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """First column to the left, the others to the right."""
+        """Writes a table: the first column left-aligned, the others right-aligned."""
         if self.is_terminal:
             from rich import box
             from rich.table import Table
@@ -104,7 +104,7 @@ class Screen:
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int | None = None, in_bytes: bool = False) -> Iterator[Progress]:
-        """Shows a bar while the body runs longer than two seconds; without a terminal, one line."""
+        """Shows a bar if the body runs longer than two seconds; without a terminal, one line."""
         progress = Progress(label, total, in_bytes)
         if not self.is_terminal:
             self.line(f"{label} ...")

@@ -186,7 +186,7 @@ class ForgeryTest(ServiceTest):
         self.assertEqual(self.audit(forged)[0], 1)
         os.environ["XDG_STATE_HOME"] = str(self.log_dir / "another user")
         status, said = self.audit(forged, "--resume")
-        self.assertIn("was not written by this user's audit; all is computed again", said)
+        self.assertIn("was not written by this user's audit; everything is computed again", said)
         for junk in (b"", b"junk", b"[" * 200_000, b'{"equal": [], "faults": 3}', b"\xff"):
             state.write_bytes(junk)
             status, said = self.audit(forged, "--resume")

@@ -128,7 +128,7 @@ class AuditTest(ServiceTest):
         comparator.process.wait()
         status, said = self.audit(file, models=("model",))
         self.assertEqual(status, 3, said)
-        self.assertIn("its writer ended without closing it", said)
+        self.assertIn("its writer did not close it", said)
         status, said = self.audit(file, "--seal", models=("model",))
         self.assertEqual(status, 0, said)
         self.assertIn("in 2 of 2 samples", said)
@@ -190,7 +190,7 @@ class AuditTest(ServiceTest):
             "line 3: its sum": [*lines[:2], *lines[3:]],
             "line 2: its sum": [lines[0], lines[2], lines[1], *lines[3:]],
             "line 7: it is cut off": [*lines[:6], lines[6][:-20]],
-            "line 1: it is no JSON": ["{\n", *lines[1:]],
+            "line 1: it is not JSON": ["{\n", *lines[1:]],
             "line 1: expected an object with format, time": ["[]\n", *lines[1:]],
             "0 of 0 tokens unequal, in 0 of 0 samples": [],
         }
@@ -207,7 +207,7 @@ class AuditTest(ServiceTest):
         digest = json.loads(file.read_text().splitlines()[-2])["weights"]
         status, said = self.audit(file, models=("model",))
         self.assertEqual(status, 1)
-        self.assertIn(f"1 samples not computed: nobody has the weights {digest}", said)
+        self.assertIn(f"1 samples not computed: no scorer or model has the weights {digest}", said)
         with self.subTest("goes on"):
             status, said = self.audit(file, "--resume", models=("other",))
             self.assertEqual(status, 0, said)
@@ -222,7 +222,7 @@ class AuditTest(ServiceTest):
         scorer = self.start("scorer")
         status, said = self.audit(file, f"--scorer={scorer.target}", models=())
         self.assertEqual(status, 1)
-        self.assertIn("6 samples not computed: other arithmetic, or another model: fingerprint", said)
+        self.assertIn("6 samples not computed: other arithmetic or another model: recorded fingerprint", said)
 
     def test_what_the_recorder_refuses(self):
         file = self.recording()

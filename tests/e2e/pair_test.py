@@ -28,7 +28,7 @@ class PairTest(CliTest):
     def test_it_proves_and_stays_up_until_ctrl_c(self):
         command = self.pair()
         self.assertRegex(command.first_line(), r"^0 of [1-9]\d tokens differ\n$")
-        command.wait_for(lambda: "Ctrl-C stops all.\n" in command.out, "it did not stay up")
+        command.wait_for(lambda: "Ctrl-C stops everything.\n" in command.out, "it did not stay up")
         addresses = dict(line.split() for line in command.out[1:5])
         self.assertEqual(addresses.keys(), ADDRESSES)
         self.assertIn("<html", http_get(addresses["page"]))

@@ -177,8 +177,8 @@ class ReadTest(unittest.TestCase):
             (lines[:1], None),
             ([lines[0], lines[2]], "line 2: the seal's sum does not fit"),
             ([lines[2]], "line 1: the seal's sum does not fit"),
-            ([*lines, lines[0]], "line 4: it is behind the seal of line 3"),
-            ([*lines, lines[2]], "line 4: it is behind the seal of line 3"),
+            ([*lines, lines[0]], "line 4: it comes after the seal in line 3"),
+            ([*lines, lines[2]], "line 4: it comes after the seal in line 3"),
         ):
             with self.subTest(fault):
                 self.path.write_text("".join(kept))
@@ -260,7 +260,7 @@ class StateTest(unittest.TestCase):
         self.assertEqual(audit_state.load(self.path, ("a", "b", "new")), self.REPORT)
         self.assertEqual(self.path.stat().st_mode & 0o777, 0o600)
         for sums in ((), ("a",), ("b", "c")):
-            self.refused("of another recording", sums)
+            self.refused("belongs to another recording", sums)
 
     def test_what_was_changed_is_not_believed(self):
         audit_state.save(self.path, self.REPORT)

@@ -35,7 +35,7 @@ class BoundedGGUFTest(unittest.TestCase):
         for what, offset in COUNT_OFFSETS.items():
             with self.subTest(what):
                 path = self.damaged(offset, 2**40)
-                with self.assertRaisesRegex(EOFError, "the file has 3584 bytes, its header speaks of"):
+                with self.assertRaisesRegex(EOFError, "the file has 3584 bytes, but its header needs"):
                     bounded_gguf.BoundedGGUFReader(path)
                 with self.assertRaisesRegex(
                     gguf.ConversionError, "is not a GGUF file that can be converted: EOFError"

@@ -126,12 +126,12 @@ class StatusTest(unittest.TestCase):
                    "serve", "x", "--tensor-paralel-size=2")  # fmt: skip
         self.check(2, "--max_running: expected a value", "serve", "x", "--max_running")
         self.check(2, "expected either --comparator, or --rollout and --scorer", "compare")
-        self.check(2, "--upstream_tls_ca=x is of a comparator that is started",
+        self.check(2, "--upstream_tls_ca=x is a flag for a comparator that is started",
                    "compare", "--comparator=127.0.0.1:1", "--upstream_tls_ca", "x")  # fmt: skip
         self.check(2, "expected either --tokens or --recording", "localise", "--comparator=127.0.0.1:1")
         self.check(2, "expected --model or --scorer", "audit", "no-file")
         self.check(2, "--modes: expected some of tree", "demo", "--modes", "tree", "wood")
-        self.check(2, "which is no file", "convert", "no-file", "out")
+        self.check(2, "which is not a file", "convert", "no-file", "out")
         self.check(2, "Invalid value for '--port'", "serve", "x", "--port=66000")
 
     def test_cannot_run(self):
@@ -139,7 +139,7 @@ class StatusTest(unittest.TestCase):
         self.check(3, "UNAVAILABLE", "compare", f"--comparator={nobody}")
         self.check(3, "UNAVAILABLE", "localise", f"--comparator={nobody}", "--tokens=1")
         with tempfile.TemporaryDirectory() as scratch, mock.patch.dict(os.environ, ISOBIT_BIN_DIR=scratch):
-            self.check(3, f"isobit-bench is not there. Looked in ISOBIT_BIN_DIR: {scratch}", "bench")
+            self.check(3, f"isobit-bench was not found. Looked in ISOBIT_BIN_DIR: {scratch}", "bench")
             Path(scratch, "x.gguf").write_bytes(b"GGUF no more")
             self.check(
                 3,
@@ -188,10 +188,10 @@ class SpellingTest(unittest.TestCase):
 
     def test_what_is_not_here_is_refused_by_name(self):
         for word, message in (
-            ("--quantization=awq", "--quantization: weights are bf16"),
+            ("--quantization=awq", "--quantization: weights are always bf16"),
             ("--trust-remote-code", "leave it out"),
             ("--api-key=x", "--access_file"),
-            ("--seed=1", "a request brings its own seed"),
+            ("--seed=1", "each request has its own seed"),
             ("--dtype=half", "expected bfloat16 or auto, got half"),
             ("--mo=x", "did you mean --model"),
             ("--modle=x", "did you mean --model?"),
@@ -273,7 +273,7 @@ class BinariesTest(unittest.TestCase):
         given = self.make(self.scratch / "given")
         with mock.patch.dict(os.environ, ISOBIT_BIN_DIR=str(self.scratch / "given")):
             self.assertEqual(binaries.path("isobit-rollout"), given)
-            with self.assertRaisesRegex(binaries.BinaryNotFoundError, "isobit-scorer is not there.*given"):
+            with self.assertRaisesRegex(binaries.BinaryNotFoundError, "isobit-scorer was not found.*given"):
                 binaries.path("isobit-scorer")
 
     def test_a_package_outside_a_checkout_names_no_checkout(self):

@@ -166,7 +166,10 @@ class ConvertTest(unittest.TestCase):
         for more, message in (
             ({"KIND__rope__scaling__type": "yarn"}, "qwen3.rope.scaling.type is yarn, expected none"),
             ({"KIND__expert_count": 8}, "qwen3.expert_count is 8"),
-            ({"KIND__rope__dimension_count": 8}, "rope.dimension_count is 8, expected that of a head, 16"),
+            (
+                {"KIND__rope__dimension_count": 8},
+                "rope.dimension_count is 8, expected 16, the dimension of a head",
+            ),
             ({"tokenizer__ggml__add_bos_token": True}, "add_bos_token is true"),
         ):
             with self.subTest(more):

@@ -101,12 +101,12 @@ class DemoTest(WithFakeServices):
         self.assertEqual(result.returncode, 0, result.stdout)
         self.assertEqual(result.stdout.count("> 1 2 3\n"), 3)
         prompts.write_text("\n")
-        self.assertIn("holds no prompt", self.run_demo(*flags).stdout)
+        self.assertIn("has no prompt", self.run_demo(*flags).stdout)
 
     def test_each_fault_fails(self):
         cases = {
             "tree_gap": (1, "FAIL  tree: 640 tokens compared, 640 unequal"),
-            "too_few": (1, "FAIL  tree: 32 tokens compared, at least 500 wanted"),
+            "too_few": (1, "FAIL  tree: 32 tokens compared, expected at least 500"),
             "no_contrast": (1, "FAIL  vanilla: 640 tokens compared, 0 unequal"),
             "flip_unseen": (1, "FAIL  flipped bit: 0 of 320 tokens unequal"),
             "comparator_fails": (3, "error: INTERNAL: the logits are not finite"),

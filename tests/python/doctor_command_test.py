@@ -58,7 +58,7 @@ class MachineTest(unittest.TestCase):
     def test_more_ranks_than_gpus(self):
         report = examine("qwen3-0.6b", H200, H200, tp_size=4)
         self.assertIn(
-            "--tp_size 4 needs 4 GPUs, this machine has 2 Hopper GPUs", verdict_of(report, "memory").text
+            "--tp_size 4 needs 4 GPUs, but this machine has 2 Hopper GPUs", verdict_of(report, "memory").text
         )
         self.assertFalse(report.runs)
 
@@ -82,7 +82,9 @@ class MachineTest(unittest.TestCase):
 
     def test_memory_of_the_host(self):
         report = examine("llama-3.1-8b-instruct", memory=(16 * GB, 64 * GB))
-        self.assertRegex(verdict_of(report, "memory").text, r"needs 17\.1 GB, 16\.0 GB of 64\.0 GB are free")
+        self.assertRegex(
+            verdict_of(report, "memory").text, r"needs 17\.1 GB, but 16\.0 GB of 64\.0 GB are free"
+        )
         self.assertFalse(report.runs)
         # Ranks on a CPU share the embedding, so more of them take no more.
         self.assertTrue(examine("llama-3.1-8b-instruct", memory=(18 * GB, 64 * GB), tp_size=8).runs)
@@ -180,7 +182,7 @@ class CommandTest(unittest.TestCase):
         for words, said in (
             (["/nowhere/model"], "expected a model directory or an id"),
             ([str(CONFIGS / "empty.json"), "--tp_size", "3"], "tp_size is 3, expected 1, 2, 4 or 8"),
-            ([str(CONFIGS / "empty.json"), "--revision", "main"], "is a file, which has none"),
+            ([str(CONFIGS / "empty.json"), "--revision", "main"], "is a file, which has no revisions"),
             ([], "expected MODEL, --numerics, or both"),
         ):
             wrong = run(*words)

@@ -26,9 +26,9 @@ EXPECTED = {
     "mistral-7b-v0.1": (True, r"Mistral .* 7\.24 billion"),
     "smollm2-135m-float16": (True, r"Llama .* 135 million"),
     "qwen3-8b-yarn": (True, r"Qwen3 .* 8\.19 billion"),
-    "qwen3-8b-awq": (False, "Qwen3 .* would run with weights that are not quantised"),
-    "llama-3.1-8b-fp8": (False, "Llama .* would run with weights that are not quantised"),
-    "qwen3-reward": (False, "Qwen3ForSequenceClassification has another head"),
+    "qwen3-8b-awq": (False, "Qwen3 .* would run if its weights were not quantised"),
+    "llama-3.1-8b-fp8": (False, "Llama .* would run if its weights were not quantised"),
+    "qwen3-reward": (False, "Qwen3ForSequenceClassification does not have a language model"),
     "llama-dynamic-rope": (False, 'rope_type is "dynamic", supported: default, linear, llama3, yarn'),
     "mixtral-8x7b": (False, "Mixtral.*: mixture of experts"),
     "qwen3-30b-a3b": (False, "Qwen3MoeForCausalLM .*: mixture of experts"),
@@ -83,7 +83,7 @@ class ConfigsTest(unittest.TestCase):
                 self.assertEqual(report.runs, runs, name)
                 if runs:
                     self.assertEqual(report.verdicts[0].verdict, doctor.NOTE)
-                    self.assertIn("isobit-model is not here", report.verdicts[0].text)
+                    self.assertIn("isobit-model is not installed", report.verdicts[0].text)
 
     def test_a_field_that_isobit_does_not_honour(self):
         with tempfile.TemporaryDirectory() as directory:
@@ -101,9 +101,9 @@ class ConfigsTest(unittest.TestCase):
         for dtype, verdict, text in (
             ("bfloat16", doctor.YES, "bfloat16"),
             ("float16", doctor.NOTE, "--round_fp16_weights"),
-            ("float32", doctor.NOTE, "rounded to bf16"),
+            ("float32", doctor.NOTE, "round it to bf16"),
             (None, doctor.NOTE, "names none"),
-            ("int8", doctor.NO, "int8: isobit takes"),
+            ("int8", doctor.NO, "int8: expected"),
         ):
             report = doctor.Report("")
             doctor._judge_dtype({"torch_dtype": dtype}, report)

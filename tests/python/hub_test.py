@@ -188,7 +188,9 @@ class HubTest(unittest.TestCase):
         self.assertLessEqual(max(seen), len(WEIGHTS) + sum(map(len, CONFIG.values())))
 
     def test_no_such_model(self):
-        self.assertRegex(self.refusal(), f"^{self.model} is no directory here, and the hub has no such model")
+        self.assertRegex(
+            self.refusal(), f"^{self.model} is not a directory here, and the hub has no such model"
+        )
 
     def test_gated(self):
         self.serve({"model.safetensors": WEIGHTS}, gated=True)
@@ -208,7 +210,9 @@ class HubTest(unittest.TestCase):
 
     def test_adapters(self):
         self.serve({"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS})
-        self.assertRegex(self.refusal(), r"is an adapter \(adapter_config.json\): isobit applies none")
+        self.assertRegex(
+            self.refusal(), r"is an adapter \(adapter_config.json\), which isobit does not apply"
+        )
         # Most adapters have no config.json.
         del HUB.models[self.model].files["config.json"]
         self.assertRegex(self.refusal(), "is an adapter")
@@ -222,15 +226,19 @@ class HubTest(unittest.TestCase):
         for text in (b"{", b"[]", b'{"weight_map": {"a": "../../etc/passwd"}}', b'{"weight_map": {"a": 5}}'):
             self.model = f"org/index{hash(text)}".replace("-", "n")
             self.serve({hub.INDEX_FILE: text})
-            self.assertRegex(self.refusal(), "is no index of safetensors|expected names of safetensors", text)
+            self.assertRegex(
+                self.refusal(), "is not an index of safetensors|expected names of safetensors", text
+            )
         self.model = "org/index-short"
         self.serve({hub.INDEX_FILE: index_of("gone.safetensors")})
-        self.assertRegex(self.refusal(), "names gone.safetensors, which the repository lacks")
+        self.assertRegex(self.refusal(), "names gone.safetensors, which the repository does not have")
 
     def test_directories(self):
         with tempfile.TemporaryDirectory() as name:
             self.assertEqual(hub.resolve(name), Path(name))
-            self.assertRegex(self.refusal(model=name, revision="main"), "is a directory, which has none")
+            self.assertRegex(
+                self.refusal(model=name, revision="main"), "is a directory, which has no revisions"
+            )
             file = Path(name, "model.gguf")
             file.touch()
             self.assertRegex(self.refusal(model=str(file)), "expected a model directory or an id .* a file$")

@@ -269,7 +269,9 @@ class ProcessesTest(unittest.TestCase):
         self.assertEqual((unused, parent), ("works", "works"))
         self.assertEqual(len(told), 5)
         for text in told:
-            self.assertRegex(text, "^RuntimeError: this process was forked after its parent had used a client")
+            self.assertRegex(
+                text, "^RuntimeError: this process was forked after its parent had used a client"
+            )
 
     def test_grpc_that_was_imported_first_is_warned_of(self):
         process = self.process("client = RolloutClient(target)" + LATE, first="import grpc")

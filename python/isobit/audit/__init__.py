@@ -1,1 +1,1 @@
-"""Audits of recordings: what a rollout sampled, computed again and compared bit by bit."""
+"""Audits recordings: computes again what a rollout sampled, and compares it bit by bit."""

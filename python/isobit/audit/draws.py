@@ -1,6 +1,6 @@
-"""Whether a token can have been drawn at all. Equal logprobs alone do not say so: anybody can have arbitrary
-tokens scored. Nor does this say that a token was drawn at random: whoever has the weights can choose likely
-ones."""
+"""Checks whether a token can have been drawn at all. Equal logprobs alone do not show that, since any tokens
+can be scored. This check does not show that a token was drawn at random: whoever has the weights can choose
+likely tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +10,12 @@ import numpy as np
 from isobit.audit.records import Record
 from isobit.results import TokenLogprobs
 
-# Numbers that noise adds to a logit (NUMERICS.md, C8) are within 25.7 of each other, so a token is drawn only
-# if its logprob is at most that far below the best. The rest covers the rounding of fp32 at logits of
-# millions.
+# The noise numbers added to the logits (NUMERICS.md, C8) differ by at most 25.7, so a token is drawn only if
+# its logprob is at most that far below the best. The rest covers the rounding of fp32 for logits of millions.
 MAX_BEHIND = 32.0
 
-# Parameters that can leave a token no alternative, with their values that do nothing. At temperature 0 the
-# first four do nothing, either.
+# Parameters that can leave only one possible token, each with the values that switch it off. At temperature 0
+# the first four have no effect.
 _NEUTRAL = {
     "temperature": (1,), "top_k": (0, -1), "top_p": (1,), "min_p": (0,), "logit_bias": (), "min_tokens": (0,),
     "min_new_tokens": (0,), "repetition_penalty": (1,), "presence_penalty": (0,), "frequency_penalty": (0,),
@@ -25,9 +24,11 @@ _NOT_GREEDY = ("temperature", "top_k", "top_p", "min_p")
 
 
 def why_undrawable(record: Record, processed: TokenLogprobs) -> str | None:
-    """Why nobody can have drawn one of the tokens; None: each is possible.
+    """Says why one of the tokens cannot have been drawn; None if each is possible.
 
-    processed: their logprobs in the distribution they were drawn from, and the most likely token of each.
+    Args:
+      processed: the logprobs of the tokens in the distribution they were drawn from, with the most likely
+        token at each position.
     """
     where = f"line {record.line}, request {record.request_id}, sample {record.index}"
     for at, token in enumerate(record.tokens):
@@ -61,15 +62,16 @@ def _can_be_drawn(logprob: np.float32) -> bool:
 
 
 def dictated(record: Record, processed: TokenLogprobs) -> tuple[int, list[str]]:
-    """How many tokens were certain under parameters that can leave no alternative, and which those are. A
-    bias counts in any case: it says which tokens to take."""
+    """Returns how many tokens were certain because of parameters that can leave only one possible token, and
+    the names of these parameters. A logit_bias is named even if no token was certain, since it can say which
+    tokens to take."""
     used = parameters_in_use(record.sampling)
     certain = int((processed.logprobs == 0).sum()) if used else 0
     return certain, used if certain else [name for name in used if name == "logit_bias"]
 
 
 def parameters_in_use(sampling: Mapping[str, Any]) -> list[str]:
-    """Those that change the distribution a token is drawn from."""
+    """The parameters that change the distribution a token is drawn from."""
 
     def is_used(name: str, neutral: tuple[int, ...]) -> bool:
         value = sampling.get(name)

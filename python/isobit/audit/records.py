@@ -1,5 +1,5 @@
-"""Reads a recording for an audit: which lines are whole, whether any was changed, lost or moved, and whether
-the seal at its end says that nothing is missing. No logprob is computed here."""
+"""Reads a recording for an audit: which lines are complete, whether a line was changed, lost or moved, and
+whether the seal at the end confirms that nothing is missing. It computes no logprobs."""
 
 import fcntl
 import json
@@ -19,7 +19,7 @@ _MAX_ID = 2**32 - 1
 
 @dataclass(frozen=True)
 class Record:
-    """A line of the recording."""
+    """One line of a recording."""
 
     line: int
     prompt: list[int]
@@ -36,16 +36,17 @@ class Record:
 
     @property
     def call(self) -> str:
-        """Samples of one call have this in common."""
+        """A key that is equal for samples that one Score call can compute."""
         return json.dumps([self.mode, self.sampling], sort_keys=True)
 
 
 def read(path: Path, report: Report) -> list[Record]:
-    """The lines that are whole; `report` gets the faults of the others, and what the seal says.
+    """Returns the lines that are complete. Adds the faults of the others, and what the seal says, to
+    `report`.
 
     Raises:
-        ImportError: it is Parquet, and pyarrow is not there.
-        OSError, ValueError: the file cannot be read.
+      ImportError: the file is Parquet, and pyarrow is not installed.
+      OSError, ValueError: the file cannot be read.
     """
     records, before = [], ""
     report.faults.clear()
@@ -59,7 +60,7 @@ def read(path: Path, report: Report) -> list[Record]:
             try:
                 found = _value_of(text)
                 if seal_line:
-                    raise ValueError(f"it is behind the seal of line {seal_line}")
+                    raise ValueError(f"it comes after the seal in line {seal_line}")
                 if isinstance(found, dict) and set(found) == set(SEAL_FIELDS):
                     seal_line = line
                     check_seal(found, line - 1, before)
@@ -67,14 +68,18 @@ def read(path: Path, report: Report) -> list[Record]:
                     records.append(parse(line, found, before))
             except (ValueError, RecursionError) as error:
                 report.faults.append(f"line {line}: {printable(error)}")
-            before = _sum_in(found)  # also of a faulty line, so that one fault is told once
+            before = _sum_in(found)  # also for a faulty line, so that one fault is reported once
     report.sealed = seal_line > 0
     report.lines = line - report.sealed
     return records
 
 
 def check_seal(found: dict[str, Any], samples: int, before: str) -> None:
-    """ValueError says what is wrong with the seal of `samples` lines. before: the sum of the last of them."""
+    """Checks the seal of a recording with `samples` lines. `before`: the sum of the last of these lines.
+
+    Raises:
+      ValueError: the seal is wrong; the message says why.
+    """
     if found["sum"] != sum_of(before, found):
         raise ValueError("the seal's sum does not fit: it, or the line before it, was changed, lost or moved")
     if found["samples"] != samples:
@@ -82,7 +87,11 @@ def check_seal(found: dict[str, Any], samples: int, before: str) -> None:
 
 
 def parse(line: int, found: Any, before: str) -> Record:
-    """ValueError says what is wrong with the line. before: the sum of the line before it."""
+    """Returns the record in a line. `before`: the sum of the line before it.
+
+    Raises:
+      ValueError: the line is wrong; the message says why.
+    """
     if not isinstance(found, dict) or set(found) != set(FIELDS):
         raise ValueError(f"expected an object with {', '.join(FIELDS)}")
     if found["format"] != FORMAT:
@@ -98,9 +107,11 @@ def parse(line: int, found: Any, before: str) -> Record:
         )  # fmt: skip
         mode_to_proto(record.mode)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"a field is not as it must be: {error}") from None
+        raise ValueError(f"a field is wrong: {error}") from None
     if len(record.logprobs) != len(record.tokens):
-        raise ValueError(f"{len(record.tokens)} tokens, but {len(record.logprobs)} logprobs")
+        raise ValueError(
+            f"expected as many logprobs as tokens, got {len(record.logprobs)} and {len(record.tokens)}"
+        )
     return record
 
 
@@ -112,7 +123,7 @@ def _value_of(text: bytes | dict) -> Any:
     try:
         return parse_line(text)
     except json.JSONDecodeError:
-        raise ValueError("it is no JSON") from None
+        raise ValueError("it is not JSON") from None
 
 
 def _number(value: Any, name: str) -> int:
@@ -130,7 +141,7 @@ def _ids(found: dict[str, Any], name: str) -> list[int]:
 
 def _text(found: dict[str, Any], name: str) -> str:
     if not isinstance(found[name], str):
-        raise ValueError(f"{name}: expected a text, got {found[name]!r}")
+        raise ValueError(f"{name}: expected a string, got {found[name]!r}")
     return found[name]
 
 
@@ -149,7 +160,7 @@ def _sum_in(found: Any) -> str:
 
 
 def _is_recorded_to(file: BinaryIO) -> bool:
-    """Whether a recorder has the file now."""
+    """Whether a recorder has the file open now."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -161,7 +172,7 @@ def _is_recorded_to(file: BinaryIO) -> bool:
 
 
 def batches(records: Sequence[Record], size: int) -> Iterator[list[Record]]:
-    """Samples that one call can score, at most `size` at a time."""
+    """Yields groups of samples that one call can score, at most `size` in each."""
     by_call: dict[str, list[Record]] = {}
     for record in records:
         by_call.setdefault(record.call, []).append(record)

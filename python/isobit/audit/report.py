@@ -1,4 +1,4 @@
-"""What an audit knows of a recording, its verdict, and how it is told: on a screen, as a page."""
+"""The findings of an audit, its verdict, and the report as text and as a page."""
 
 import html
 from collections import Counter
@@ -6,42 +6,44 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SHOWN = 20  # differences and faults that a report lists
-_LONGEST = 300  # characters of a text that comes from the recording
+_LONGEST = 300  # characters shown of a text that comes from the recording
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A token whose logprob came out otherwise."""
+    """A token whose computed logprob differs from the recorded one."""
 
     line: int
     request_id: str
     index: int  # of the sample
     position: int  # of the token in the completion
     token: int
-    recorded: str  # bits, 8 hex digits
+    recorded: str  # the bits as 8 hex digits
     computed: str
 
 
 @dataclass
 class Report:
-    """What is known of a recording. Saved after every call, for --resume. Samples go by their line's sum."""
+    """The findings so far. Saved after every call, for --resume. Samples are identified by the sum of their
+    line."""
 
     file: str = ""
-    lines: int = 0  # of samples
+    lines: int = 0  # that hold samples
     sealed: bool = False  # the recording ends with its seal
-    is_open: bool = False  # a recorder has it
-    equal: dict[str, int] = field(default_factory=dict)  # tokens
+    is_open: bool = False  # a recorder has the file open
+    equal: dict[str, int] = field(default_factory=dict)  # tokens of each equal sample
     unequal: dict[str, int] = field(default_factory=dict)  # tokens that differ
-    undrawable: dict[str, str] = field(default_factory=dict)  # why nobody can have drawn them
+    undrawable: dict[str, str] = field(default_factory=dict)  # why a sample cannot have been drawn
     dictated: dict[str, dict[str, Any]] = field(default_factory=dict)  # see note_dictated
     tokens: int = 0  # compared
     differences: list[dict] = field(default_factory=list)  # the first SHOWN
-    faults: list[str] = field(default_factory=list)  # of lines that cannot be read or were changed
-    missing: dict[str, int] = field(default_factory=dict)  # samples not computed, by reason
+    faults: list[str] = field(default_factory=list)  # lines that cannot be read or were changed
+    missing: dict[str, int] = field(default_factory=dict)  # numbers of samples not computed, by reason
 
     @property
     def verdict(self) -> str:
-        """PASSED: every sample was computed, equal in every bit and possible, and the recording is whole."""
+        """PASSED means: every sample was computed again, is equal in every bit and can have been drawn, and
+        the recording is complete."""
         if self.unequal or self.undrawable or self.faults or self.missing:
             return "FAILED"
         if not self.sealed:
@@ -56,26 +58,27 @@ class Report:
         return line_sum in self.equal or line_sum in self.unequal
 
     def belongs_to(self, sums: set[str]) -> bool:
-        """Whether all that the report speaks of is in a recording with these lines."""
+        """Whether a recording with these lines has every sample that the report mentions."""
         return all(
             sums.issuperset(part) for part in (self.equal, self.unequal, self.undrawable, self.dictated)
         )
 
     def note_dictated(self, line_sum: str, certain: int, parameters: list[str]) -> None:
-        """`certain` tokens of the sample had probability 1, under these parameters."""
+        """Notes that `certain` tokens of a sample had probability 1, and under which parameters."""
         self.dictated[line_sum] = {"certain": certain, "parameters": parameters}
 
 
 def printable(value: Any) -> str:
-    """A text from a recording as one line without control characters, which could forge a report."""
+    """Returns a text from a recording as one line without control characters, which could forge a report."""
     text = str(value)
     text = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _dictated(report: Report) -> tuple[str, list[str]]:
-    """Names what chose tokens beside, or instead of, the model: for the verdict, if it is a bias or half of
-    the tokens, and in detail."""
+    """Describes which sampling parameters chose tokens in place of the model. The first text is for the
+    verdict, and is empty unless there is a logit_bias or half of the tokens were certain; the second has the
+    details."""
     certain = sum(entry["certain"] for entry in report.dictated.values())
     samples = Counter(name for entry in report.dictated.values() for name in entry["parameters"])
     if not samples:
@@ -93,12 +96,12 @@ def _seal_lines(report: Report) -> list[str]:
     if report.sealed:
         return []
     if report.is_open:
-        return ["no seal at its end: a recorder has it open, and more may come"]
-    return ["no seal at its end: samples may be missing. It was cut, or its writer ended without closing it"]
+        return ["no seal at its end: a recorder has it open, and may add samples"]
+    return ["no seal at its end: samples may be missing. It was cut off, or its writer did not close it"]
 
 
 def text_of(report: Report) -> str:
-    """The report for a screen."""
+    """The report as text for a terminal."""
     unequal = sum(report.unequal.values())
     restriction, dictated = _dictated(report)
     lines = [
@@ -123,7 +126,7 @@ def text_of(report: Report) -> str:
 
 
 def html_of(report: Report) -> str:
-    """The report as one page that needs nothing else."""
+    """The report as one self-contained HTML page."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(printable(value))}</td>" for value in d.values()) + "</tr>"
         for d in report.differences

@@ -1,8 +1,8 @@
-"""Computes every logprob of a recording again, on this machine, and compares bits: `isobit audit`.
+"""`isobit audit`: computes every logprob of a recording again on this machine, and compares the bits.
 
-isobit.recording writes recordings. A scorer of this machine's CPU is started for each model; its weights'
-digest says which samples it can answer for. Wherever a rollout ran, on GPUs and at any tensor-parallel size,
-its logprobs must come out here bit by bit, and each token must be one that can be drawn.
+isobit.recording writes recordings. For each model, a scorer is started on this machine's CPU; the digest of
+its weights shows which samples it can check. Wherever the rollout ran, on GPUs and at any tensor-parallel
+size, its logprobs must come out here bit by bit, and each token must be one that can be drawn.
 """
 
 import json
@@ -29,13 +29,13 @@ from isobit.private_files import write_private
 from isobit.recording import Recorder, lines_of, parse_line, write_parquet
 from isobit.results import TokenLogprobs
 
-SEQUENCES = 64  # of a call, at most
+SEQUENCES = 64  # at most, in one call
 STATUS = {"PASSED": 0, "FAILED": 1, "INCOMPLETE": 3}
 
 
 @dataclass(frozen=True)
 class Options:
-    """As the flags of `isobit audit`, which document each."""
+    """The flags of `isobit audit`; their help describes them."""
 
     file: Path
     model: Sequence[Path] = ()
@@ -50,7 +50,7 @@ class Options:
 
 
 def compare(record: Record, computed: np.ndarray, report: Report) -> None:
-    """Counts the tokens of a sample."""
+    """Compares the tokens of a sample and adds them to the report."""
     recorded = record.logprobs.view(np.uint32)
     found = computed.astype(np.float32).view(np.uint32)
     differ = np.flatnonzero(recorded != found)
@@ -65,7 +65,7 @@ def compare(record: Record, computed: np.ndarray, report: Report) -> None:
 
 
 def judge_draws(record: Record, processed: TokenLogprobs, report: Report) -> None:
-    """Notes a sample that nobody can have drawn, and parameters that dictated."""
+    """Reports a sample that cannot have been drawn, and parameters that left no choice."""
     if (why := why_undrawable(record, processed)) is not None:
         report.undrawable[record.sum] = printable(why)
     certain, parameters = dictated(record, processed)
@@ -74,12 +74,12 @@ def judge_draws(record: Record, processed: TokenLogprobs, report: Report) -> Non
 
 
 def score(scorer: ScorerClient, batch: Sequence[Record]) -> list[tuple[TokenLogprobs, TokenLogprobs]]:
-    """Of each sample its logprobs as recorded, and those of the distribution that it was drawn from with the
-    most likely token of each position."""
+    """Returns two results for each sample: its logprobs in the recorded mode; and those of the distribution
+    that it was drawn from, with the most likely token at each position."""
     mode, sampling = batch[0].mode, {**batch[0].sampling, "logprobs": 1}
     pairs = [(record.prompt, record.tokens) for record in batch]
     scores = scorer.score(pairs, logprob_mode=mode, **sampling)
-    # Without parameters the raw distribution is the one that was drawn from.
+    # Without parameters, tokens were drawn from the raw distribution.
     drawn = scores
     if mode == "raw" and batch[0].sampling:
         drawn = scorer.score(pairs, logprob_mode="processed", **sampling)
@@ -93,20 +93,20 @@ def audit(
     refused: dict[str, str],
     progress: Callable[[], None],
 ) -> None:
-    """Computes the samples of the scorer's weights that are not done yet. refused: gets why others are not,
-    by the line's sum."""
+    """Checks the samples that were drawn with the scorer's weights and are not checked yet. `refused`: gets,
+    for each other sample, the reason why it was not computed, by the sum of its line."""
     info = scorer.get_server_info().server
     digest, fingerprint = info.weight_version.digest, info.fingerprint.hex
     own = [record for record in records if record.weights == digest and not report.is_done(record.sum)]
     for record in own:
         if record.fingerprint != fingerprint:
             refused[record.sum] = (
-                f"other arithmetic, or another model: fingerprint {record.fingerprint}, the scorer's"
+                f"other arithmetic or another model: recorded fingerprint {record.fingerprint}, the scorer's"
                 f" {fingerprint}"
             )
         elif record.settings != info.fingerprint.settings:
             refused[record.sum] = (
-                f"another model directory: recorded {record.settings}, the scorer's"
+                f"another model directory: recorded settings {record.settings}, the scorer's"
                 f" {info.fingerprint.settings}"
             )
     for batch in batches([record for record in own if record.sum not in refused], SEQUENCES):
@@ -123,7 +123,7 @@ def audit(
 
 @contextmanager
 def local_scorer(bin_dir: Path | None, model: Path, threads: int) -> Iterator[ScorerClient]:
-    """A scorer of this machine's CPU on a model directory."""
+    """Starts a scorer on this machine's CPU with a model directory."""
     with tempfile.TemporaryDirectory() as logs, Services(bin_dir, Path(logs)) as services:
         flags = [f"--model_root={model.parent}", f"--model={model.name}", "--shards=1"]
         scorer = services.start("isobit-scorer", "scorer", [*flags, f"--threads_per_rank={threads}"])
@@ -133,7 +133,7 @@ def local_scorer(bin_dir: Path | None, model: Path, threads: int) -> Iterator[Sc
 
 
 class Progress:
-    """Tells the screen, and FILE.audit, how far the audit has come."""
+    """Shows the progress of an audit, and saves it in FILE.audit."""
 
     def __init__(self, state: Path, report: Report, samples: int):
         self._state, self._report, self._samples = state, report, samples
@@ -147,7 +147,7 @@ class Progress:
             audit_state.save(self._state, self._report)
         except audit_state.StateError as error:
             self._saves = False
-            print(f"note: {error}; --resume will compute all again", file=sys.stderr)
+            print(f"note: {error}; --resume will compute everything again", file=sys.stderr)
 
     def __call__(self) -> None:
         self.save()
@@ -159,7 +159,11 @@ class Progress:
 
 
 def prepare(options: Options) -> tuple[list[Record], Report]:
-    """The samples, and what is known of them. ImportError, OSError, ValueError: the file cannot be used."""
+    """Returns the samples of the recording, and the findings so far.
+
+    Raises:
+      ImportError, OSError, ValueError: the file cannot be used.
+    """
     report = Report()
     records = read(options.file, report)
     state = audit_state.path_of(options.file)
@@ -168,7 +172,7 @@ def prepare(options: Options) -> tuple[list[Record], Report]:
             report = audit_state.load(state, [record.sum for record in records])
             read(options.file, report)
         except audit_state.StateError as error:
-            print(f"note: {error}; all is computed again", file=sys.stderr)
+            print(f"note: {error}; everything is computed again", file=sys.stderr)
     report.file = options.file.name
     report.missing = {}
     if options.parquet:
@@ -181,7 +185,11 @@ def prepare(options: Options) -> tuple[list[Record], Report]:
 
 
 def compute(options: Options, records: Sequence[Record], report: Report) -> None:
-    """All that the given scorers and models can. IsobitError, ServiceError: one failed."""
+    """Checks all samples that the given scorers and models can compute.
+
+    Raises:
+      IsobitError, ServiceError: a scorer failed.
+    """
     refused: dict[str, str] = {}
     progress = Progress(audit_state.path_of(options.file), report, len(records))
     with stop_signals_as_exit(), ExitStack() as stack:
@@ -193,13 +201,17 @@ def compute(options: Options, records: Sequence[Record], report: Report) -> None
             with local_scorer(options.bin_dir, model.resolve(), options.threads) as scorer:
                 audit(scorer, records, report, refused, progress)
     left = [record for record in records if not report.is_done(record.sum)]
-    reasons = (refused.get(r.sum, f"nobody has the weights {r.weights}") for r in left)
+    reasons = (refused.get(r.sum, f"no scorer or model has the weights {r.weights}") for r in left)
     report.missing = dict(Counter(map(printable, reasons)))
     progress.save()
 
 
 def run(options: Options) -> int:
-    """The exit status. BinaryNotFoundError: no scorer can be started."""
+    """Runs an audit and returns the exit status.
+
+    Raises:
+      BinaryNotFoundError: no scorer can be started.
+    """
     try:
         if options.seal:
             Recorder(options.file, cut_torn_line=True).close()

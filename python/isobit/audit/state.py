@@ -1,8 +1,8 @@
-"""FILE.audit: what an audit that was stopped had found, for --resume.
+"""FILE.audit: the findings of an audit that was stopped, for --resume.
 
-It has a code that only a key of the user who audits can make, in $XDG_STATE_HOME/isobit/audit.key (default:
-~/.local/state), so that nobody else's file is believed. It speaks of samples by their lines' sums, and holds
-for a recording that has all of them.
+The file has an authentication code, made with a key that only the user who audits has:
+$XDG_STATE_HOME/isobit/audit.key (default: ~/.local/state). So files of other users are not trusted. Samples
+are identified by the sums of their lines; the file is valid for a recording that has all of them.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _KEY_BYTES = 32
 
 
 class StateError(Exception):
-    """The state cannot be used; the message says why."""
+    """The saved state cannot be used; the message says why."""
 
 
 def path_of(recording: Path) -> Path:
@@ -32,7 +32,11 @@ def path_of(recording: Path) -> Path:
 
 
 def save(path: Path, report: Report) -> None:
-    """StateError: neither key nor state could be written."""
+    """Writes the state.
+
+    Raises:
+      StateError: the key or the state cannot be written.
+    """
     found = asdict(report)
     try:
         write_private(path, json.dumps({**found, "code": _code_of(found, _key())}))
@@ -41,10 +45,10 @@ def save(path: Path, report: Report) -> None:
 
 
 def load(path: Path, sums: Iterable[str]) -> Report:
-    """The report saved for a recording whose lines have these sums.
+    """Returns the report that was saved for a recording whose lines have these sums.
 
     Raises:
-        StateError: it is none, another user's or another recording's.
+      StateError: there is none, or it is another user's or another recording's.
     """
     try:
         file = open_private(path, os.O_RDONLY)
@@ -61,7 +65,7 @@ def load(path: Path, sums: Iterable[str]) -> Report:
     except TypeError:
         raise StateError(f"{path} was written by another version of the audit") from None
     if not report.belongs_to(set(sums)):
-        raise StateError(f"{path} is of another recording, or of lines that are gone")
+        raise StateError(f"{path} belongs to another recording, or to lines that are gone")
     return report
 
 
@@ -70,7 +74,11 @@ def _code_of(found: dict[str, Any], key: bytes) -> str:
 
 
 def _key() -> bytes:
-    """This user's key, made at its first use. OSError, RuntimeError: there can be none."""
+    """Returns this user's key, which is made when it is first needed.
+
+    Raises:
+      OSError, RuntimeError: the key cannot be read or made.
+    """
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "isobit"
     path = folder / "audit.key"
     if not path.exists():
@@ -79,7 +87,7 @@ def _key() -> bytes:
         try:
             with os.fdopen(file, "wb") as stream:
                 stream.write(secrets.token_bytes(_KEY_BYTES))
-            os.link(part, path)  # of two audits at once, the first one's key stays
+            os.link(part, path)  # if two audits run at the same time, the first one's key stays
         except FileExistsError:
             pass
         finally:

@@ -1,7 +1,7 @@
-"""The command `isobit`: isobit.cli.app has its commands, one module each; `python -m isobit` is the same.
+"""The command `isobit`, also as `python -m isobit`. isobit.cli.app has the commands, one module for each.
 
-Exit status: 0: fine; 1: a difference was found; 2: bad usage; 3: it cannot run here, or a service failed;
-128 + N: signal N ended it before its work was done. docs/operations.md has the few exceptions.
+Exit status: 0: success; 1: a difference was found; 2: bad usage; 3: it cannot run here, or a service failed;
+128 + N: signal N ended it before its work was done. docs/operations.md lists the few exceptions.
 """
 
 import sys
@@ -11,7 +11,7 @@ FINE, DIFFERENT, BAD_USAGE, CANNOT_RUN = range(4)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line, by default this process's, and returns the exit status."""
+    """Runs one command line, by default that of this process, and returns the exit status."""
     from isobit.cli.app import make_app
 
     try:

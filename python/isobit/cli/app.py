@@ -1,4 +1,4 @@
-"""The typer application: its commands, how each reads its words, and what becomes of errors."""
+"""The typer application: its commands, how each reads its arguments, and how errors are reported."""
 
 import difflib
 import importlib
@@ -13,28 +13,30 @@ from typer.core import TyperCommand, TyperGroup
 from isobit.cli import BAD_USAGE, CANNOT_RUN, spelling
 from isobit.cli.service_flags import ServiceFlags
 
-# The name of `UsageError` differs between releases of typer and click; this is it in all of them.
+# Releases of typer and click have `UsageError` under different names; this finds it in all of them.
 UsageError = typer.BadParameter.__mro__[1]
 # Beside the module of errors, whether that is click's or typer's own.
 _CompletionItem = importlib.import_module(
     f"{UsageError.__module__.rpartition('.')[0]}.shell_completion"
 ).CompletionItem
 
-# Where a command keeps the flags of services that it was given.
+# Where a command keeps the flags that it passes on to services.
 SERVICE_FLAGS = "isobit.service_flags"
 
 
 class Command(TyperCommand):
-    """A command whose flags may be spelled as isobit.cli.spelling says, and whose errors are one line.
+    """A command that takes flags in all the spellings of isobit.cli.spelling, and reports an error in one
+    line.
 
-    `services`: whose flags it passes on. `many`: its flags that take all words up to the next flag.
+    `services`: the flags it passes on. `many`: those of its own flags that take all words up to the next
+    flag.
     """
 
     services: ServiceFlags | None = None
     many: tuple[str, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # completion: words that are not whole yet
+        if ctx.resilient_parsing:  # shell completion: the last word is not complete yet
             ctx.ignore_unknown_options = self.services is not None
             return super().parse_args(ctx, args)
         options = self.get_params(ctx)
@@ -53,7 +55,8 @@ class Command(TyperCommand):
         return super().parse_args(ctx, _one_each(words, self.many))
 
     def _passed_on(self, args: list[str], own: Collection[str]) -> set[str]:
-        """The flags of services, which need not be asked if all flags are the command's own."""
+        """Returns the flags of the services. The services are not asked if all flags are the command's
+        own."""
         flags = [word.partition("=")[0][2:].replace("-", "_") for word in args if word.startswith("-")]
         return set(self.services.names()) if self.services and not own.issuperset(flags) else set()
 
@@ -83,7 +86,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The commands; a name that is not one is answered with the near one."""
+    """The commands. For an unknown command, the error names a similar one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
@@ -94,7 +97,7 @@ class Group(TyperGroup):
 
 
 def _one_each(words: list[str], many: tuple[str, ...]) -> list[str]:
-    """`--modes a b` as `--modes a --modes b`, for the flags of `many`."""
+    """Turns `--modes a b` into `--modes a --modes b`, for the flags in `many`."""
     result: list[str] = []
     flag = ""
     count = 0  # of the words that followed `flag`
@@ -111,15 +114,16 @@ def _one_each(words: list[str], many: tuple[str, ...]) -> list[str]:
 
 
 class CannotRunError(Exception):
-    """What a command was asked for cannot be done here; the message says why, and what would help."""
+    """A command cannot do here what was asked; the message says why, and what would help."""
 
 
 class BadUsageError(Exception):
-    """Arguments that do not go together, or a file that is not what it should be."""
+    """Arguments that exclude each other, or a file that is not what was expected."""
 
 
 def _expected() -> tuple[type[BaseException], ...]:
-    """Errors that are told in one line. Only modules that are loaded can have raised theirs."""
+    """Returns the exceptions that are reported in one line. Those of modules that are not loaded are left
+    out, since they cannot have been raised."""
     found: list[type[BaseException]] = [CannotRunError, BadUsageError, OSError]
     for module, name in (
         ("isobit.binaries", "BinaryNotFoundError"),
@@ -146,13 +150,13 @@ def _status_of(error: BaseException) -> int:
 
 
 def make_app() -> typer.Typer:
-    """The commands. What they compute with is imported when one runs."""
+    """Makes the application. A command imports what it computes with only when it runs."""
     from isobit.cli import audit, bench, compare, convert, demo, localise, pair, serve, version
 
     terminal = sys.stdout.isatty() and sys.stderr.isatty()
     app = typer.Typer(
         cls=Group,
-        help="Rollouts and scores of language models whose logprobs are equal in every bit.",
+        help="Sample from language models and score the samples, with logprobs that are equal in every bit.",
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode="rich" if terminal else None,
         pretty_exceptions_enable=False,
@@ -181,7 +185,7 @@ def _no_command(
 
 
 def _add_doctor(app: typer.Typer) -> None:
-    """The command doctor, of a module that brings its own signature."""
+    """Adds the command doctor, whose module defines its own signature."""
     if importlib.util.find_spec("isobit.cli.doctor") is None:
         return
     from isobit.cli.doctor import doctor

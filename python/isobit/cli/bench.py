@@ -1,4 +1,4 @@
-"""`isobit bench`: isobit-bench, which reads its own flags."""
+"""`isobit bench`: runs isobit-bench, which reads its own flags."""
 
 import os
 
@@ -8,7 +8,7 @@ from isobit.cli.app import Command
 
 
 class _Passed(Command):
-    """Passes all words on, as they are."""
+    """Passes all words on unchanged."""
 
     def parse_args(self, ctx, args):
         ctx.args = args
@@ -16,9 +16,9 @@ class _Passed(Command):
 
 
 def bench(ctx: typer.Context) -> None:
-    """Measure this machine: isobit-bench, with its subcommands and flags (`isobit bench --help`).
+    """Measure this machine with isobit-bench (`isobit bench --help` lists its subcommands and flags).
 
-    Without a subcommand: `decode` with the services for GPUs, else `cpu`.
+    Without a subcommand: `decode` if the services are those for GPUs, otherwise `cpu`.
     """
     from isobit import binaries
 

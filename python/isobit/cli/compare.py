@@ -1,4 +1,5 @@
-"""`isobit compare`: prompts through a comparator that runs, or one of its own between two services."""
+"""`isobit compare`: compares prompts through a running comparator, or through one that it starts between two
+services."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
 _HELP = """Generate from prompts, score every completion, and compare bit by bit.
 
-Either through a comparator that runs, or with --rollout and --scorer through one that is started between the
-two; flags of isobit-comparator, such as --upstream_token_file, are then its. Without PROMPT and --prompts a
-few prompts are compared. Exit status: 0: no bit differs; 1: some does; 3: the services could not be asked.
+Give --comparator for a comparator that is running. Or give --rollout and --scorer: then a comparator is
+started between the two, and flags of isobit-comparator, such as --upstream_token_file, are passed on to it.
+Without PROMPT and --prompts, a few built-in prompts are compared. Exit status: 0: no bit differs; 1: a bit
+differs; 3: the services could not be asked.
 """
 
 
@@ -28,24 +30,30 @@ class _CompareCommand(Command):
 def compare(
     ctx: typer.Context,
     prompt: list[str] = typer.Argument(
-        None, metavar="[PROMPT]...", help="Text, with --model; else token ids in one word: '1 2 3'."
+        None, metavar="[PROMPT]...", help="Text, with --model; otherwise token ids in one word: '1 2 3'."
     ),
-    comparator: str | None = typer.Option(None, metavar="HOST:PORT", help="One that runs."),
-    rollout: str | None = typer.Option(None, metavar="HOST:PORT", help="With --scorer."),
-    scorer: str | None = typer.Option(None, metavar="HOST:PORT", help="With --rollout."),
-    model: str | None = typer.Option(None, help="Directory or hub id whose tokenizer reads the prompts."),
-    revision: str | None = typer.Option(None, help="Of a model on the hub."),
-    prompts: Path | None = typer.Option(None, metavar="FILE", help="More prompts, one a line."),
-    max_tokens: int = typer.Option(64, "--max_tokens", min=1, help="Tokens of a completion."),
+    comparator: str | None = typer.Option(None, metavar="HOST:PORT", help="A running comparator."),
+    rollout: str | None = typer.Option(None, metavar="HOST:PORT", help="A running rollout; with --scorer."),
+    scorer: str | None = typer.Option(None, metavar="HOST:PORT", help="A running scorer; with --rollout."),
+    model: str | None = typer.Option(
+        None, help="A directory, or the id of a model on the hub, for its tokenizer."
+    ),
+    revision: str | None = typer.Option(None, help="A branch, tag or commit of a model on the hub."),
+    prompts: Path | None = typer.Option(None, metavar="FILE", help="More prompts, one per line."),
+    max_tokens: int = typer.Option(
+        64, "--max_tokens", min=1, help="The largest number of tokens in a completion."
+    ),
     temperature: float = typer.Option(1.0, min=0.0, help="0 is greedy."),
-    top_p: float = typer.Option(1.0, "--top_p", help="Nucleus; 1 is off."),
-    seed: int = typer.Option(1, help="Of the samples."),
-    n: int = typer.Option(1, min=1, help="Samples of each prompt."),
+    top_p: float = typer.Option(1.0, "--top_p", help="Nucleus sampling; 1 is off."),
+    seed: int = typer.Option(1, help="The seed of the samples."),
+    n: int = typer.Option(1, min=1, help="The number of samples of each prompt."),
     allow_weight_mismatch: bool = typer.Option(
-        False, "--allow_weight_mismatch", help="Compare even if the sides' weights differ."
+        False, "--allow_weight_mismatch", help="Compare even if the weights of the two sides differ."
     ),
-    tls_ca: str | None = typer.Option(None, "--tls_ca", help="The comparator's, with --comparator (PEM)."),
-    token_file: str | None = typer.Option(None, "--token_file", help="A bearer token, with --comparator."),
+    tls_ca: str | None = typer.Option(None, "--tls_ca", help="The CA of the comparator's certificate (PEM)."),
+    token_file: str | None = typer.Option(
+        None, "--token_file", help="A file with the bearer token for the comparator."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     from isobit.cli import running
@@ -55,7 +63,9 @@ def compare(
         raise BadUsageError("expected either --comparator, or --rollout and --scorer")
     flags: list[str] = ctx.meta[SERVICE_FLAGS]["comparator"]
     if comparator is not None and flags:
-        raise BadUsageError(f"{flags[0]} is of a comparator that is started: give --rollout and --scorer")
+        raise BadUsageError(
+            f"{flags[0]} is a flag for a comparator that is started here: give --rollout and --scorer"
+        )
     screen = running.screen_for_notes()
     directory = running.model_directory(model, revision) if model else None
     asked = {

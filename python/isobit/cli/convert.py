@@ -8,18 +8,18 @@ from isobit.cli.app import BadUsageError, CannotRunError, Command
 
 
 def convert(
-    gguf: Path = typer.Argument(..., metavar="FILE.gguf", help="What to convert.", show_default=False),
+    gguf: Path = typer.Argument(..., metavar="FILE.gguf", help="The file to convert.", show_default=False),
     output: Path = typer.Argument(..., metavar="DIR", help="The new model directory.", show_default=False),
 ) -> None:
-    """Make a model directory in the form of Hugging Face out of a GGUF file.
+    """Make a model directory in Hugging Face's format from a GGUF file.
 
-    Weights become bf16; those of a quantised file stay what the quantisation made of them. docs/operations.md
-    says of which models.
+    Weights become bf16. Those of a quantised file keep the values that quantisation gave them.
+    docs/operations.md lists the models that can be converted.
     """
     from isobit.convert import gguf as work
 
     if not gguf.is_file():
-        raise BadUsageError(f"expected a GGUF file, got {gguf}, which is no file")
+        raise BadUsageError(f"expected a GGUF file, got {gguf}, which is not a file")
     try:
         work.make_model_from(gguf, output)
     except work.ConversionError as error:

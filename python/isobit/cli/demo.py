@@ -18,30 +18,33 @@ class _DemoCommand(Command):
 def demo(
     model: str = typer.Option(_MODEL, help="A directory, or the id of a model on the hub."),
     offline: bool = typer.Option(
-        False, "--offline", help="Take a small random model and token ids for prompts."
+        False, "--offline", help="Use a small random model, with token ids as prompts."
     ),
-    modes: list[str] = typer.Option(_MODES, metavar="MODE", help="Some of the three."),
+    modes: list[str] = typer.Option(_MODES, metavar="MODE", help="Which of the three modes to run."),
     prompts: Path | None = typer.Option(
-        None, metavar="FILE", help="One prompt a line (token ids if there is no tokenizer)."
+        None, metavar="FILE", help="Prompts, one per line (token ids if there is no tokenizer)."
     ),
-    max_tokens: int = typer.Option(48, "--max_tokens", help="Tokens of a completion."),
+    max_tokens: int = typer.Option(48, "--max_tokens", help="The largest number of tokens in a completion."),
     min_tokens_compared: int = typer.Option(
-        500, "--min_tokens_compared", metavar="N", help="Fewer in `tree` fail."
+        500,
+        "--min_tokens_compared",
+        metavar="N",
+        help="The demo fails if fewer tokens are compared in `tree`.",
     ),
     tp_size: int = typer.Option(4, "--tp_size", help="Tensor-parallel size of the rollout."),
     shards: int = typer.Option(2, help="Shards of the scorer."),
-    bin_dir: Path | None = typer.Option(None, "--bin_dir", help="The services."),
+    bin_dir: Path | None = typer.Option(None, "--bin_dir", help="The folder of the services."),
     log_dir: Path | None = typer.Option(
-        None, "--log_dir", help="New, for the services' logs; default: logs/demo-TIME."
+        None, "--log_dir", help="A new folder for the services' logs; default: logs/demo-TIME."
     ),
     keep_running: bool = typer.Option(
-        False, "--keep_running", help="Afterwards, leave services up in the first mode."
+        False, "--keep_running", help="Afterwards, keep services running in the first mode."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Show which numerics modes are equal in every bit: all three services on a small model.
+    """Show which numerics modes are equal in every bit: all three services, with a small model.
 
-    Exit status: 0: all was as it should be; 1: a check failed; 3: it cannot run.
+    Exit status: 0: every check passed; 1: a check failed; 3: it cannot run here.
     """
     from isobit import demo as work
     from isobit.cli import running
@@ -51,7 +54,7 @@ def demo(
         raise BadUsageError(f"--modes: expected some of {', '.join(_MODES)}, got {unknown[0]}")
     if not offline and model == _MODEL and not Path(model).is_dir():
         raise CannotRunError(
-            f"{model} is not there: give a --model, or --offline, which takes a random one; in a checkout"
+            f"{model} does not exist: give a --model, or --offline, which uses a random one; in a checkout"
             " `make model` makes it"
         )
     directory = Path(model) if offline else running.model_directory(model, None)
@@ -62,7 +65,7 @@ def demo(
     with stop_signals_as_exit():
         try:
             failures = work.run(options)
-        except ValueError as error:  # prompts that are none
+        except ValueError as error:  # the prompts are wrong
             raise BadUsageError(str(error)) from error
     raise typer.Exit(DIFFERENT if failures else FINE)
 

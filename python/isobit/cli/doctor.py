@@ -1,4 +1,5 @@
-"""`isobit doctor`: will a model run here, and does this GPU compute the contract? isobit.doctor decides."""
+"""`isobit doctor`: will a model run here, and does this GPU compute the contract? isobit.doctor finds the
+answers."""
 
 import dataclasses
 import json as json_format
@@ -17,23 +18,27 @@ def doctor(
         help="A directory, a config.json, or the id of a model on the hub.",
         show_default=False,
     ),
-    revision: str | None = typer.Option(None, help="Of a model on the hub: a branch, tag or commit."),
+    revision: str | None = typer.Option(None, help="A branch, tag or commit of a model on the hub."),
     tp_size: int = typer.Option(1, "--tp_size", help="Tensor-parallel size of the rollout: 1, 2, 4 or 8."),
     numerics: bool = typer.Option(
         False,
         "--numerics",
-        help="Run a million single steps on each GPU, and compare them with the contract.",
+        help="Run a million single tensor-core steps on each GPU, and compare them with the contract.",
     ),
     ignore_config_fields: str = typer.Option(
-        "", "--ignore_config_fields", metavar="A,B", help="As the services' flag.", show_default=False
+        "",
+        "--ignore_config_fields",
+        metavar="A,B",
+        help="The same as the services' flag.",
+        show_default=False,
     ),
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Say whether a model runs on this machine, from its config.json alone.
 
-    One line each for model, context, dtype, GPU, driver and memory. With --numerics, MODEL may be left out.
-    Exit status: 0: it runs here; 1: with --numerics, a GPU does not compute the contract; 2: bad usage; 3: it
-    does not run here, or --numerics cannot.
+    Prints one line each for model, context, dtype, GPU, driver and memory. With --numerics, MODEL may be left
+    out. Exit status: 0: it runs here; 1: with --numerics, a GPU does not compute the contract; 2: bad usage;
+    3: it does not run here, or --numerics cannot.
     """
     from isobit import doctor as work
     from isobit import hub
@@ -78,7 +83,7 @@ def _print(report) -> None:
 
 
 def _say(text: str, style: str, *more: str | tuple[str, str]) -> None:
-    """Prints one line; the parts that have a style have it on terminals alone."""
+    """Prints one line. Parts with a style have it only on a terminal."""
     if not sys.stdout.isatty():
         print(text + "".join(part if isinstance(part, str) else part[0] for part in more))
         return

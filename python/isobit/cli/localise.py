@@ -9,31 +9,35 @@ from isobit.cli.app import BadUsageError, Command
 
 
 def localise(
-    comparator: str = typer.Option(..., metavar="HOST:PORT", help="Of the services."),
+    comparator: str = typer.Option(..., metavar="HOST:PORT", help="The comparator between the two services."),
     tokens: str | None = typer.Option(
-        None, metavar="ID,ID,...", help="Prompt and completion: compares ops alone."
+        None, metavar="ID,ID,...", help="The ids of prompt and completion; only the ops are compared."
     ),
-    recording: Path | None = typer.Option(None, metavar="FILE", help="Of isobit.recording, with --line."),
-    line: int = typer.Option(1, help="Of the recording, from 1."),
+    recording: Path | None = typer.Option(
+        None, metavar="FILE", help="A recording; --line chooses the sample."
+    ),
+    line: int = typer.Option(1, help="The line of the recording, from 1."),
     scorer_sampling: str | None = typer.Option(
         None,
         "--scorer_sampling",
         metavar="JSON",
-        help="How the scorer was asked; default: as the rollout was.",
+        help="The scorer's sampling parameters; default: the rollout's.",
     ),
-    scorer_mode: str | None = typer.Option(None, "--scorer_mode", help="Likewise: processed or raw."),
+    scorer_mode: str | None = typer.Option(
+        None, "--scorer_mode", help="The scorer's logprob mode, processed or raw; default: the rollout's."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the finding as JSON."),
-    tls_ca: str | None = typer.Option(
-        None, "--tls_ca", help="Trust servers with a certificate of this CA (PEM)."
+    tls_ca: str | None = typer.Option(None, "--tls_ca", help="The CA of the comparator's certificate (PEM)."),
+    token_file: str | None = typer.Option(
+        None, "--token_file", help="A file with a bearer token that has the role admin."
     ),
-    token_file: str | None = typer.Option(None, "--token_file", help="A bearer token with the role admin."),
     timeout_s: float | None = typer.Option(
-        None, "--timeout_s", help="Default: none, the comparator replays all it needs."
+        None, "--timeout_s", help="The limit of the call; default: none, since the computation may take long."
     ),
 ) -> None:
     """Say where and why a rollout and a scorer first compute different bits for a sequence.
 
-    Exit status: 0: nothing differs; 1: something does; 3: the services could not be asked.
+    Exit status: 0: nothing differs; 1: a bit differs; 3: the services could not be asked.
     """
     from isobit import localise as work
 

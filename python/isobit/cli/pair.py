@@ -1,4 +1,4 @@
-"""`isobit pair`: a rollout, a scorer, a comparator with its page, and a first proof."""
+"""`isobit pair`: a rollout, a scorer, a comparator with its page, and a first comparison."""
 
 import json
 import os
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _HELP = """Start a rollout, a scorer and a comparator with its page, and compare a few prompts.
 
-Prints how many tokens differ, and the page's address, and stays up until Ctrl-C; with --once it ends then.
-Any flag of isobit-rollout, isobit-scorer and isobit-comparator may be given, too: it goes to each that has
-it, or with rollout_, scorer_ or comparator_ before its name to that one. Exit status: 0: no bit differs; 1:
-some does; 3: it cannot run here.
+Prints how many tokens differ and the address of the page, and runs until Ctrl-C; with --once it ends after
+the comparison. All flags of isobit-rollout, isobit-scorer and isobit-comparator are accepted, too. A flag
+goes to each service that has it; with rollout_, scorer_ or comparator_ before its name, only to that one.
+Exit status: 0: no bit differs; 1: a bit differs; 3: it cannot run here.
 """
-# Of the GPU that both share; the scorer lives in the rest.
+# The rollout's fraction of a GPU that both share; the scorer uses the rest.
 _ROLLOUT_SHARE = "--gpu_memory_fraction=0.5"
 _PORTS = {"rollout": 7001, "scorer": 7002, "comparator": 7003, "page": 8080}
 
@@ -40,21 +40,29 @@ def pair(
         None, metavar="MODEL", help="A directory, or the id of a model on the hub.", show_default=False
     ),
     model: str | None = typer.Option(None, "--model", help="The same.", show_default=False),
-    revision: str | None = typer.Option(None, help="Of a model on the hub: a branch, tag or commit."),
+    revision: str | None = typer.Option(None, help="A branch, tag or commit of a model on the hub."),
     once: bool = typer.Option(False, "--once", help="End after the comparison."),
     prompts: Path | None = typer.Option(
-        None, metavar="FILE", help="One prompt a line (token ids if there is no tokenizer)."
+        None, metavar="FILE", help="Prompts, one per line (token ids if there is no tokenizer)."
     ),
-    max_tokens: int = typer.Option(64, "--max_tokens", min=1, help="Tokens of a completion."),
+    max_tokens: int = typer.Option(
+        64, "--max_tokens", min=1, help="The largest number of tokens in a completion."
+    ),
     temperature: float = typer.Option(1.0, min=0.0, help="0 is greedy."),
     rollout_port: int | None = typer.Option(
-        None, "--rollout_port", help="Default: 7001, or a free one if it is taken."
+        None, "--rollout_port", help="Default: 7001, or a free port if it is taken."
     ),
-    scorer_port: int | None = typer.Option(None, "--scorer_port", help="Likewise 7002."),
-    comparator_port: int | None = typer.Option(None, "--comparator_port", help="Likewise 7003."),
-    page_port: int | None = typer.Option(None, "--page_port", help="Likewise 8080; the page for a browser."),
-    log_dir: Path | None = typer.Option(None, "--log_dir", help="Keep the services' logs there."),
-    as_json: bool = typer.Option(False, "--json", help="Print result and addresses as JSON."),
+    scorer_port: int | None = typer.Option(None, "--scorer_port", help="Default: 7002, or a free port."),
+    comparator_port: int | None = typer.Option(
+        None, "--comparator_port", help="Default: 7003, or a free port."
+    ),
+    page_port: int | None = typer.Option(
+        None, "--page_port", help="The page for a browser; default: 8080, or a free port."
+    ),
+    log_dir: Path | None = typer.Option(
+        None, "--log_dir", help="Write the services' logs there, and keep them."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the result and the addresses as JSON."),
 ) -> None:
     from isobit import comparison
     from isobit.cli import running
@@ -82,7 +90,11 @@ def pair(
 
 
 def _port(name: str, wanted: int | None) -> int:
-    """A free one. CannotRunError: the user named one, and it is taken."""
+    """Returns a free port.
+
+    Raises:
+      CannotRunError: the port that the user named is taken.
+    """
     from isobit.cli import running
 
     if wanted is None:
@@ -98,7 +110,7 @@ def _start(
     ports: dict[str, int],
     flags: dict[str, list[str]],
 ) -> tuple["Service", dict[str, str]]:
-    """The comparator, and the addresses of all, once all serve."""
+    """Starts the services. Returns the comparator and the addresses of all, once all serve."""
     from isobit import binaries
     from isobit.cli import running
 
@@ -110,7 +122,7 @@ def _start(
         return services.start(binary, kind, [*common, f"--port={ports[kind]}", *own, *flags[kind]])
 
     rollout = start("rollout", "--tp_size=1", *([_ROLLOUT_SHARE] if on_gpus else []))
-    if on_gpus:  # it takes its share of what is free, so it goes first
+    if on_gpus:  # the rollout takes a fraction of the memory that is free, so it starts first
         running.wait_serving(services, rollout, screen, model)
     scorer = start("scorer", "--shards=1")
     for service in (rollout, scorer):
@@ -144,7 +156,7 @@ def _tell(found: "Found", addresses: dict[str, str], as_json: bool) -> None:
         print(json.dumps({**json.loads(found.json()), **addresses}), flush=True)
         return
     lines = [f"  {name:<10}  {address}" for name, address in addresses.items()]
-    print("\n".join([found.line(), *lines, *(["Ctrl-C stops all."] if lines else [])]), flush=True)
+    print("\n".join([found.line(), *lines, *(["Ctrl-C stops everything."] if lines else [])]), flush=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,5 @@
-"""What serve, pair and compare share: children that start, are watched, and end in order."""
+"""What serve, pair and compare share: starting services as child processes, watching them, and ending them in
+order."""
 
 import contextlib
 import math
@@ -20,17 +21,17 @@ from isobit.launch import Service, Services, stop_signals_as_exit
 from isobit.screen import Progress, Screen
 
 _POLL_S = 0.1
-# How long a service lets calls in flight finish, unless told otherwise, and what it may take besides.
+# How long a service lets calls in flight finish by default, and how much time it may take besides.
 _DRAIN_S, _END_S = 30.0, 10.0
 
 
 @contextlib.contextmanager
 def children(log_dir: Path | None, screen: Screen, flags: Mapping[str, Sequence[str]]) -> Iterator[Services]:
-    """Services whose logs `screen` shows. The latest ends first, and each before the next is told. `flags`,
-    theirs, say how long that may take.
+    """Yields a Services object whose logs `screen` shows. At the end the services are stopped one by one, the
+    latest started first. `flags`: the flags of each service, which say how long its end may take.
 
-    A second signal while they end kills those that are left. Logs without a folder given are gone at the end,
-    unless something failed.
+    A second signal during the end kills the services that are left. Without `log_dir` the logs are deleted at
+    the end, unless a service failed.
     """
     logs = log_dir or Path(tempfile.mkdtemp(prefix="isobit-"))
     logs.mkdir(parents=True, exist_ok=True)
@@ -44,13 +45,17 @@ def children(log_dir: Path | None, screen: Screen, flags: Mapping[str, Sequence[
 
 
 def watch(services: Services, screen: Screen) -> None:
-    """Returns when a signal asks to stop. ServiceError: a child ended."""
+    """Returns when a signal asks to stop.
+
+    Raises:
+      ServiceError: a service ended by itself.
+    """
     try:
         while True:
             services.check_alive()
             time.sleep(_POLL_S)
     except (KeyboardInterrupt, SystemExit):
-        screen.line("stopping; once more to stop at once")
+        screen.line("stopping; press Ctrl-C again to stop at once")
 
 
 def wait_serving(
@@ -61,9 +66,15 @@ def wait_serving(
     host: str = "127.0.0.1",
     **security: Any,
 ) -> None:
-    """Returns once `service` serves. ServiceError: a child ended before.
+    """Returns once `service` reports that it serves.
 
-    `model`: what it reads, to show how much it has read. `host`: where it is called. `security`: how.
+    Args:
+      model: the directory that the service reads; the progress shows how much it has read.
+      host: the address to call it at.
+      security: the arguments of a client for the call.
+
+    Raises:
+      ServiceError: a service ended before that.
     """
     size = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model else None
     with screen.progress(f"{service.name}: starting", size, in_bytes=True) as progress:
@@ -77,15 +88,23 @@ def wait_serving(
 
 
 def wait_until(services: Services, is_ready: Callable[[], bool]) -> None:
-    """Returns once `is_ready`. ServiceError: a child ended before."""
+    """Returns once `is_ready` returns true.
+
+    Raises:
+      ServiceError: a service ended before that.
+    """
     while not is_ready():
         services.check_alive()
         time.sleep(_POLL_S)
 
 
 def check_free(flag: str, host: str, port: int) -> None:
-    """CannotRunError: somebody listens there. A service that cannot listen would say so only after it has
-    loaded."""
+    """Checks that a port is free, since a service that cannot listen says so only after it has loaded its
+    model.
+
+    Raises:
+      CannotRunError: another process listens on the port.
+    """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()
@@ -97,7 +116,7 @@ def check_free(flag: str, host: str, port: int) -> None:
 
 
 def free_port(host: str, wanted: int = 0) -> int:
-    """`wanted`, or another port if somebody listens there."""
+    """Returns `wanted`, or another free port if a process listens on it."""
     for port in (wanted, 0):
         with contextlib.suppress(OSError), socket.create_server((host, port)) as server:
             return server.getsockname()[1]
@@ -105,13 +124,14 @@ def free_port(host: str, wanted: int = 0) -> int:
 
 
 def dialled(host: str) -> str:
-    """Where a listener at `host` is called from this machine, as a URL and gRPC write it."""
+    """Returns the address at which this machine calls a listener at `host`, as in URLs and gRPC targets."""
     called = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"[{called}]" if ":" in called else called
 
 
 def model_directory(model: str, revision: str | None) -> Path:
-    """A directory, or a hub's model that is downloaded, unless the cache has it."""
+    """Returns a model directory: `model` itself, or the snapshot of a model on the hub, which is downloaded
+    unless the cache has it."""
     path = Path(model).expanduser()
     if not path.is_dir():
         from isobit import hub
@@ -119,15 +139,16 @@ def model_directory(model: str, revision: str | None) -> Path:
         with hub.terminal_bar(f"downloading {model}") as progress:
             path = hub.resolve(model, revision, progress)
     elif revision is not None:
-        raise BadUsageError(f"--revision: {model} is a directory, which has none")
+        raise BadUsageError(f"--revision: {model} is a directory, which has no revisions")
     if not (path / "config.json").is_file():
         raise BadUsageError(f"expected a model directory or the id of a model on the hub, got {model}")
-    # Not resolved further: a hub's cache names the revision by a folder.
+    # Links are not resolved: in a hub's cache, the folder's name is the revision.
     return path.absolute()
 
 
 def own_flags(root: Path, name: str, threads: int, binary: str) -> list[str]:
-    """The flags of a service of the model `name` below `root` that a user's go before."""
+    """The flags that a command gives a service of the model `name` below `root`. The user's flags follow
+    them, and so override them."""
     flags = [f"--model_root={root}", f"--model={name}"]
     if binaries.is_cuda(binaries.path(binary)):
         return [*flags, "--backend=cuda"]
@@ -135,11 +156,11 @@ def own_flags(root: Path, name: str, threads: int, binary: str) -> list[str]:
 
 
 def _patience_s(flags: Mapping[str, Sequence[str]]) -> float:
-    """How long a service may take to end."""
+    """Seconds that a service may take to end."""
     longest = _DRAIN_S
     for name, _, value in (flag.partition("=") for own in flags.values() for flag in own):
         if name in ("--drain_timeout_ms", "--drain_timeout_s"):
-            with contextlib.suppress(ValueError):  # the service will say so
+            with contextlib.suppress(ValueError):  # the service itself will report it
                 longest = max(longest, float(value) / (1000 if name.endswith("_ms") else 1))
     return longest + _END_S
 
@@ -150,7 +171,7 @@ def _followed(services: Services, screen: Screen) -> Iterator[None]:
     read: dict[Path, int] = {}
 
     def show() -> None:
-        # Read from the first that started, shown from the last: those that end first are shown first.
+        # Read in the order of starting, and shown in the reverse order, which is that of ending.
         lines: list[str] = []
         for service in list(seen):
             lines = [*_new_lines(service, read), *lines]
@@ -175,7 +196,7 @@ def _followed(services: Services, screen: Screen) -> Iterator[None]:
 
 
 def _new_lines(service: Service, read: dict[Path, int]) -> list[str]:
-    """The whole lines of its log from where `read` says on, which is moved."""
+    """Returns the complete lines of a log from the offset in `read` on, and moves that offset."""
     with contextlib.suppress(OSError), service.log.open("rb") as log:
         log.seek(read.get(service.log, 0))
         whole, newline, _ = log.read().rpartition(b"\n")
@@ -187,7 +208,7 @@ def _new_lines(service: Service, read: dict[Path, int]) -> list[str]:
 
 @contextlib.contextmanager
 def _told(service: Service, progress: Progress) -> Iterator[None]:
-    """Tells `progress` what `service` does, and how much of its files it has read, while the body runs."""
+    """While the body runs, shows in `progress` what `service` does and how much of its files it has read."""
 
     def tell() -> None:
         while not over.wait(_POLL_S):
@@ -205,7 +226,7 @@ def _told(service: Service, progress: Progress) -> Iterator[None]:
 
 
 def _doing(log: Path) -> str:
-    """What a service said last, without time and place."""
+    """The last message of a service, without time and place."""
     with contextlib.suppress(OSError):
         lines = log.read_text("utf-8", errors="replace").splitlines()
         if lines and len(words := lines[-1].split(" ", 3)) == 4:
@@ -220,5 +241,5 @@ def _bytes_read(pid: int) -> int:
 
 
 def screen_for_notes() -> Screen:
-    """Where all goes that is not the result."""
+    """The screen for everything except a command's result."""
     return Screen(sys.stderr)

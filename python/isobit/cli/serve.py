@@ -1,4 +1,4 @@
-"""`isobit serve`: a rollout, and the HTTP gateway before it."""
+"""`isobit serve`: a rollout, and an HTTP gateway in front of it."""
 
 import importlib.util
 import json
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from isobit.credentials import Security
     from isobit.launch import Service
 
-_HELP = """Serve a model: HTTP as OpenAI, vLLM and SGLang speak it, and gRPC.
+_HELP = """Serve a model over HTTP, with the APIs of OpenAI, vLLM and SGLang, and over gRPC.
 
-Any flag of isobit-rollout and of the gateway may be given, too, also by vLLM's and SGLang's names: it goes to
-each that has it, or with rollout_ or gateway_ before its name to that one. The flags of TLS are the
-gateway's. One Ctrl-C or SIGTERM ends all in order, with status 0; a second one at once. If a part ends by
-itself, all end, with status 3.
+All flags of isobit-rollout and of the gateway are accepted, too, also under the names of vLLM and SGLang. A
+flag goes to each of the two that has it; with rollout_ or gateway_ before its name, only to that one. The
+flags for TLS go to the gateway. Ctrl-C or SIGTERM ends both in order, with status 0; a second one ends them
+at once. If one of the two ends by itself, the other is ended, too, with status 3.
 """
 
 
@@ -43,19 +43,27 @@ def serve(
         None, metavar="MODEL", help="A directory, or the id of a model on the hub.", show_default=False
     ),
     model: str | None = typer.Option(None, "--model", help="The same.", show_default=False),
-    revision: str | None = typer.Option(None, help="Of a model on the hub: a branch, tag or commit."),
-    host: str = typer.Option("127.0.0.1", help="Of HTTP; any but loopback needs TLS, or --insecure."),
-    port: int = typer.Option(8000, min=0, max=65535, help="Of HTTP; 0: any free one."),
-    grpc_host: str = typer.Option("127.0.0.1", "--grpc_host", help="Of gRPC, likewise."),
-    grpc_port: int = typer.Option(7001, "--grpc_port", min=0, max=65535, help="Of gRPC; 0: any free one."),
+    revision: str | None = typer.Option(None, help="A branch, tag or commit of a model on the hub."),
+    host: str = typer.Option(
+        "127.0.0.1", help="Address for HTTP; any but loopback needs TLS, or --insecure."
+    ),
+    port: int = typer.Option(8000, min=0, max=65535, help="Port for HTTP; 0: any free one."),
+    grpc_host: str = typer.Option(
+        "127.0.0.1", "--grpc_host", help="Address for gRPC; any but loopback needs TLS, or --insecure."
+    ),
+    grpc_port: int = typer.Option(
+        7001, "--grpc_port", min=0, max=65535, help="Port for gRPC; 0: any free one."
+    ),
     served_model_name: list[str] = typer.Option(
-        [], "--served_model_name", help="Names of the model; default: MODEL as it was given."
+        [], "--served_model_name", help="A name of the model; may be repeated; default: MODEL as given."
     ),
-    no_http: bool = typer.Option(False, "--no_http", help="Serve gRPC alone."),
+    no_http: bool = typer.Option(False, "--no_http", help="Serve gRPC only."),
     model_root: Path | None = typer.Option(
-        None, "--model_root", help="Where new weights may be read from; default: the folder that MODEL is in."
+        None, "--model_root", help="New weights must be below this folder; default: the folder of MODEL."
     ),
-    log_dir: Path | None = typer.Option(None, "--log_dir", help="Keep the services' logs there."),
+    log_dir: Path | None = typer.Option(
+        None, "--log_dir", help="Write the services' logs there, and keep them."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the addresses as JSON once all serve."),
 ) -> None:
     from isobit.cli import running
@@ -65,7 +73,7 @@ def serve(
         raise CannotRunError("the gateway is not installed: reinstall isobit, or use --no_http")
     flags: dict[str, list[str]] = ctx.meta[SERVICE_FLAGS]
     if no_http and (wrong := [flag for flag in flags[GATEWAY] if flag not in flags["rollout"]]):
-        raise BadUsageError(f"{wrong[0]} is the gateway's, which --no_http leaves out")
+        raise BadUsageError(f"{wrong[0]} is a flag of the gateway, which --no_http leaves out")
     if not no_http:
         _check_access(flags[GATEWAY])
         running.check_free("--port", host, port)
@@ -74,7 +82,7 @@ def serve(
     directory = running.model_directory(given, revision)
     if not no_http and not (directory / "tokenizer.json").is_file():
         raise CannotRunError(
-            f"{directory} has no tokenizer.json, which HTTP needs; --no_http serves gRPC alone"
+            f"{directory} has no tokenizer.json, which HTTP needs; --no_http serves gRPC only"
         )
     root, name = _below_root(directory, model_root)
     with running.children(log_dir, screen, flags) as services:
@@ -110,7 +118,11 @@ def one_model(argument: str | None, option: str | None) -> str:
 
 
 def _below_root(directory: Path, root: Path | None) -> tuple[Path, str]:
-    """The services' --model_root and --model. BadUsageError: the model is not below the root."""
+    """Returns the services' --model_root and --model.
+
+    Raises:
+      BadUsageError: the model is not below the root.
+    """
     if root is None:
         return directory.parent, directory.name
     try:
@@ -120,17 +132,22 @@ def _below_root(directory: Path, root: Path | None) -> tuple[Path, str]:
 
 
 def _check_access(flags: list[str]) -> None:
-    """BadUsageError: the rollout, which has the same access file, would not tell the gateway about itself."""
+    """Checks that the rollout, which uses the same access file, lets the gateway ask for its description.
+
+    Raises:
+      BadUsageError: the gateway would have no bearer token.
+    """
     given = {flag.partition("=")[0] for flag in flags}
     if "--access_file" in given and not given & {"--upstream_token_file", "--upstream_tls_cert"}:
         raise BadUsageError(
-            "--access_file: expected --upstream_token_file, too, with the gateway's own token, which has the"
-            " role watch (`python -m isobit.token gateway watch --token_file FILE` makes one)"
+            "--access_file: also give --upstream_token_file, a file with the gateway's own token, which needs"
+            " the role watch (`python -m isobit.token gateway watch --token_file FILE` makes one)"
         )
 
 
 def _upstream(flags: list[str]) -> "Security":
-    """How the gateway is told to reach the rollout, for our own calls."""
+    """Returns the arguments of a client for this command's own calls to the rollout, from the gateway's
+    flags."""
     security: Any = {}
     for flag in flags:
         name, _, value = flag.partition("=")
@@ -149,7 +166,7 @@ def _gateway_flags(rollout: "Service", model: Path, root: Path, names: list[str]
 
 
 def _answers(url: str) -> bool:
-    """Whether the gateway answers, and has found the rollout. Its certificate is of no interest here."""
+    """Whether the gateway answers and has found the rollout. Its certificate is not checked."""
     context = ssl.create_default_context() if url.startswith("https") else None
     if context is not None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -158,7 +175,7 @@ def _answers(url: str) -> bool:
             return True
     except urllib.error.HTTPError as error:
         return error.code in (401, 403)
-    except ssl.SSLError:  # it wants a client's certificate
+    except ssl.SSLError:  # it requires a client certificate
         return True
     except OSError as error:
         return isinstance(getattr(error, "reason", None), ssl.SSLError)

@@ -1,7 +1,8 @@
-"""Flags that a command passes on: those that the services' own --help lists, so that no list here can be old.
+"""The flags that a command passes on to services. They are read from the services' own --help, so that the
+list is always current.
 
 A flag goes to every service that has it. With a service's name before it, such as --scorer_max_context, it
-goes to that one.
+goes only to that service.
 """
 
 import functools
@@ -19,14 +20,14 @@ GATEWAY = "gateway"
 # "  --max_context (default 0)" of the binaries, "  --scorer HOST:PORT  text" of the gateway.
 _OF_BINARY = re.compile(r"^  --(\w+) \(default (.*)\)$", re.M)
 _OF_GATEWAY = re.compile(r"^  (?:-\w, )?--(\w+)(?: ([A-Z_\[{]\S*))?", re.M)
-# What whoever starts the services says itself, or what no service takes.
+# Flags that the command itself gives to the services, or that no service takes.
 _TAKEN = {"help", "host", "model", "model_root", "port", "port_file", "version"}
 
-Flags = Mapping[str, bool]  # by name, whether it is a switch, which needs no value
+Flags = Mapping[str, bool]  # by name: whether the flag is a switch, which takes no value
 
 
 def command_of(service: str) -> list[str]:
-    """The command that starts `service`: "gateway", or a binary's name without "isobit-"."""
+    """Returns the command that starts `service`: "gateway", or the name of a binary without "isobit-"."""
     if service == GATEWAY:
         return [sys.executable, "-m", "isobit.gateway"]
     return [str(binaries.path(f"isobit-{service}"))]
@@ -34,7 +35,11 @@ def command_of(service: str) -> list[str]:
 
 @functools.cache
 def flags_of(service: str) -> Flags:
-    """What `service` takes. BinaryNotFoundError, OSError: it cannot be asked."""
+    """Returns the flags of `service`.
+
+    Raises:
+      BinaryNotFoundError, OSError: the service cannot be asked.
+    """
     if service == GATEWAY and importlib.util.find_spec("isobit.gateway") is None:
         return {}
     command = [*command_of(service), "--help"]
@@ -45,18 +50,19 @@ def flags_of(service: str) -> Flags:
 
 
 class ServiceFlags:
-    """The flags of some services, together."""
+    """The flags of several services together."""
 
     def __init__(self, *services: str, taken: Collection[str] = (), only: Mapping[str, str] | None = None):
-        """`taken`: names that the command says itself, for its services. `only`: names that go to one service
-        alone, though others have them, unless a service's name comes before."""
+        """`taken`: flags that the command itself gives to its services, so that a user cannot. `only`: flags
+        that go to one service although others have them, too, unless they have a service's name before
+        them."""
         self.services = services
         self._taken = {*_TAKEN, *taken}
         self._only = only or {}
 
     @functools.cached_property
     def _owners(self) -> dict[str, list[tuple[str, str, bool]]]:
-        """By what a user may write: service, its flag, whether it is a switch."""
+        """For each spelling that a user may write: the services, their flag, and whether it is a switch."""
         owners: dict[str, list[tuple[str, str, bool]]] = {}
         for service in self.services:
             for name, switch in flags_of(service).items():
@@ -73,9 +79,13 @@ class ServiceFlags:
         return self._owners.keys()
 
     def split(self, words: list[str], own: Collection[str]) -> tuple[list[str], dict[str, list[str]]]:
-        """The words that are not flags of services, and those that are, by service.
+        """Returns the words that are not flags of services, and those that are, by service.
 
-        `own`: flags of the command, which it keeps. WrongFlagError: a value lacks.
+        Args:
+          own: flags of the command, which it keeps.
+
+        Raises:
+          WrongFlagError: a flag has no value.
         """
         end = words.index("--") if "--" in words else len(words)
         kept: list[str] = []

@@ -1,7 +1,7 @@
-"""Flags as users spell them: dashes or underscores, vLLM's and SGLang's names, unambiguous beginnings.
+"""Flags in users' spellings: dashes or underscores, the names of vLLM and SGLang, unambiguous prefixes.
 
-No flag is ignored. One that means something else here, or does not exist, is an error that names what there
-is.
+No flag is ignored. A flag that has another meaning here, or does not exist, is an error that names the right
+one.
 """
 
 import difflib
@@ -13,14 +13,14 @@ from isobit.command_line import OTHER_NAMES
 
 @dataclass(frozen=True)
 class Other:
-    """An engine's flag that has a flag of ours for it."""
+    """The flag of ours that corresponds to an engine's flag."""
 
     flag: str  # ours, without dashes
-    note: str = ""  # what is different; told whenever it is used
-    whole: str = ""  # our flag with its value, for theirs that takes none
+    note: str = ""  # what is different; shown whenever the flag is used
+    whole: str = ""  # our flag with its value, if the engine's flag takes none
 
 
-# By name with underscores. What is the same in all has no note.
+# By name with underscores. Flags with the same meaning have no note.
 ENGINE_FLAGS = {
     "tensor_parallel_size": Other("tp_size"),
     "tp": Other("tp_size"),
@@ -50,45 +50,46 @@ ENGINE_FLAGS = {
     ),
 }
 
-# Flags of engines for which there is none here, and what to do.
+# Flags of engines that isobit does not have, each with the reason or what to do instead.
 NOT_HERE = {
-    "api_key": "callers have tokens and roles in a file: --access_file (docs/operations.md)",
-    "chat_template_content_format": "messages are given to the template as the model's own expects them",
+    "api_key": "use --access_file, a file with the bearer tokens and roles of callers (docs/operations.md)",
+    "chat_template_content_format": "the format of messages follows the model's own template",
     "cpu_offload_gb": "weights are never offloaded",
     "data_parallel_size": "start one `isobit serve` for each replica (docs/scale.md)",
     "enable_lora": "adapters are not served: merge them into the weights",
     "hf_token": "set the environment variable HF_TOKEN",
-    "kv_cache_dtype": "keys and values are bf16, always: another type would be another contract",
+    "kv_cache_dtype": "keys and values are always bf16: another type would be another contract",
     "pipeline_parallel_size": "use --tp_size",
-    "quantization": "weights are bf16, always: quantised ones would be another contract",
+    "quantization": "weights are always bf16: quantised ones would be another contract",
     "swap_space": "sequences that lose their pages are computed again, with the same bits",
-    "tokenizer": "the tokenizer is that of the model's directory",
-    "tokenizer_mode": "the tokenizer is the model's tokenizer.json",
-    "trust_remote_code": "no code of a model is ever run: leave it out",
+    "tokenizer": "the tokenizer in the model directory is used",
+    "tokenizer_mode": "the model's tokenizer.json is used",
+    "trust_remote_code": "leave it out: isobit never runs code of a model",
 }
 
-_SEED = "a request brings its own seed"
+_SEED = "each request has its own seed"
 _DTYPES = {"auto", "bfloat16", "bf16"}
 _NEAR = 0.75
 _SHORTEST_BEGINNING = 3  # letters
 
 
 class WrongFlagError(Exception):
-    """A flag that is not taken; the message says why and what was meant."""
+    """A flag that is not accepted; the message says why, and which one may be meant."""
 
 
 @dataclass
 class Line:
-    """A command line in our spelling."""
+    """A command line in our own spelling."""
 
     words: list[str]
     notes: list[str] = field(default_factory=list)
 
 
 def respell(words: Collection[str], known: Collection[str]) -> Line:
-    """`words` with each --flag as `known` (names without dashes) spells it.
+    """Returns `words` with each --flag in the spelling of `known` (names without dashes).
 
-    WrongFlagError: a flag is not known, or means something that isobit does otherwise.
+    Raises:
+      WrongFlagError: a flag is not known, or has another meaning in isobit.
     """
     line = Line([])
     words = list(words)
@@ -111,7 +112,7 @@ def _is_short_tp(word: str, known: Collection[str]) -> bool:
 
 
 def _respell_flag(words: list[str], known: Collection[str], line: Line) -> int:
-    """Adds words[0], a flag, to `line`; returns how many of the words behind it were used up."""
+    """Adds words[0], a flag, to `line`. Returns how many of the following words it used."""
     flag, equals, value = words[0].partition("=")
     name = flag[2:].replace("-", "_")
     if name in known:
@@ -137,7 +138,7 @@ def _respell_flag(words: list[str], known: Collection[str], line: Line) -> int:
 
 
 def _check_fixed(name: str, flag: str, value: str, takes_next: bool) -> int:
-    """What engines let one choose and the contract fixes."""
+    """Checks flags that engines let a user choose and that the contract fixes."""
     if name == "seed":
         raise WrongFlagError(f"{flag}: {_SEED}")
     if value not in _DTYPES:
@@ -146,7 +147,7 @@ def _check_fixed(name: str, flag: str, value: str, takes_next: bool) -> int:
 
 
 def _hint(name: str, known: Collection[str], begun: Collection[str]) -> str:
-    """Such as "; did you mean --model?"."""
+    """A hint such as "; did you mean --model?"."""
     plain = OTHER_NAMES.get(name.lower(), name.lower())
     taken = [*known, *(theirs for theirs, ours in ENGINE_FLAGS.items() if ours.flag in known)]
     near = [plain] if plain in known else difflib.get_close_matches(plain, taken, 1, _NEAR)

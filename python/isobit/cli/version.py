@@ -12,18 +12,18 @@ _BINARIES = ("isobit-rollout", "isobit-scorer", "isobit-comparator", "isobit-mod
 
 
 def version_text() -> str:
-    """The package's version."""
+    """The version of the package."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
     try:
         return installed("isobit")
     except PackageNotFoundError:
-        return "of a checkout that is not installed"
+        return "(a checkout that is not installed)"
 
 
 def version(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
-    """Show the versions of the package and of the services, and where these are."""
+    """Show the versions of the package and of the services, and where the services are."""
     found = {
         "isobit": version_text(),
         "python": platform.python_version(),

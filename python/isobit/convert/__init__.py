@@ -1,1 +1,1 @@
-"""Makes directories in the form of Hugging Face out of other files of models."""
+"""Makes model directories in Hugging Face's format from model files of other formats."""

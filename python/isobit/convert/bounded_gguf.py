@@ -5,19 +5,19 @@ from gguf import GGUFReader
 
 
 class BoundedGGUFReader(GGUFReader):
-    """A GGUFReader that stops at the file's end.
+    """A GGUFReader that stops at the end of the file.
 
-    GGUFReader itself goes on reading empty values there, as many as a damaged count asks for.
+    GGUFReader itself returns empty values beyond the end, as many as a damaged count asks for.
 
     Raises:
       EOFError: the header asks for more bytes than the file has.
-      Exception: whatever else a damaged file makes GGUFReader's code raise.
+      Exception: any exception that a damaged file causes in GGUFReader's code.
     """
 
     def _get(self, offset, dtype, count=1, override_order=None):
         dtype = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
         end = int(offset) + int(count) * dtype.itemsize
         if end > self.data.size:
-            raise EOFError(f"the file has {self.data.size} bytes, its header speaks of {end}")
-        # Slices of the memory map itself are ten times as slow, and a header has many fields.
+            raise EOFError(f"the file has {self.data.size} bytes, but its header needs {end}")
+        # Slices of the memory map itself are ten times slower, and a header has many fields.
         return np.asarray(self.data)[offset:end].view(dtype)

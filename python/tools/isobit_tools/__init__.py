@@ -1,4 +1,5 @@
-"""What only a checkout needs: the base class of tests, the training demo. Other names here are old ones.
+"""Code that only a checkout needs: the base class of tests, and the training demo. The other modules are old
+names.
 
-The client, the package `isobit`, does not depend on it.
+The package `isobit` does not depend on it.
 """

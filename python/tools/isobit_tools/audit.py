@@ -7,7 +7,7 @@ from isobit.audit.run import *  # noqa: F403
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `isobit audit`; the exit status."""
+    """Runs `isobit audit` and returns the exit status."""
     from isobit.cli import main as isobit
 
     return isobit(["audit", *(sys.argv[1:] if arguments is None else arguments)])

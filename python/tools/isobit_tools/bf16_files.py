@@ -1,4 +1,4 @@
-"""Reads the weights of a model directory without torch, for tests and experiments that send them."""
+"""Reads the weights of a model directory without torch, for tests and experiments that send weights."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,10 @@ import numpy as np
 
 
 def bf16_tensors(directory: Path) -> dict[str, np.ndarray]:
-    """The bits of bfloat16 (uint16) of all tensors by name, in the order of the files.
+    """Returns the bits of bfloat16 (uint16) of all tensors by name, in the order of the files.
 
-    ValueError: a tensor of another dtype.
+    Raises:
+      ValueError: a tensor has another dtype.
     """
     tensors = {}
     for file in sorted(directory.glob("*.safetensors")):

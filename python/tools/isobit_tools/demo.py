@@ -7,7 +7,7 @@ from isobit.demo import *  # noqa: F403
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `isobit demo`; the exit status."""
+    """Runs `isobit demo` and returns the exit status."""
     from isobit.cli import main as isobit
 
     return isobit(["demo", *(sys.argv[1:] if arguments is None else arguments)])

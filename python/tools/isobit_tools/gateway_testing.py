@@ -15,7 +15,7 @@ from isobit_tools.services import Service
 from isobit_tools.testing import ServiceTest
 
 EOS = 257  # <|im_end|>
-# As models write it that call tools in Hermes' way.
+# The template of a model that calls tools in Hermes' form.
 TEMPLATE = """{%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<tool_call>
@@ -30,7 +30,7 @@ TEMPLATE = """{%- if tools %}<|im_start|>system
 
 
 def write_tokenizer(directory: Path, merges: int = 200) -> None:
-    """A byte-level tokenizer: bytes, two special tokens, and `merges` pairs of bytes."""
+    """Writes a byte-level tokenizer: bytes, two special tokens, and `merges` pairs of bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {letter: i for i, letter in enumerate(alphabet)}
     pairs = [(a, b) for a in "etaoinsrhldcum" for b in "etaoinsrhldcum"][:merges]
@@ -63,7 +63,7 @@ class Gateway:
     def request(
         self, method: str, path: str, body: Any = None, timeout: float = 60.0, **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of the answer. `body`: bytes, or a value that becomes JSON."""
+        """Returns status, headers and body of the answer. `body`: bytes, or a value that becomes JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
@@ -75,27 +75,27 @@ class Gateway:
             connection.close()
 
     def post(self, path: str, body: Any = None, **headers: str) -> Any:
-        """The JSON that a POST is answered with. AssertionError: the status is not 200."""
+        """Returns the JSON in the answer to a POST. Raises AssertionError if the status is not 200."""
         status, _, text = self.request("POST", path, body, **headers)
         if status != 200:
             raise AssertionError(f"{path} answered {status}: {text[:2000]!r}")
         return json.loads(text)
 
     def get(self, path: str, **headers: str) -> Any:
-        """As post, for GET."""
+        """Like post, for GET."""
         status, _, text = self.request("GET", path, **headers)
         if status != 200:
             raise AssertionError(f"{path} answered {status}: {text[:2000]!r}")
         return json.loads(text)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Sends the signal; returns the exit status."""
+        """Sends the signal and returns the exit status."""
         self.process.send_signal(number)
         return self.process.wait(60)
 
 
 class GatewayTest(ServiceTest):
-    """As ServiceTest; the model has a tokenizer and a chat template."""
+    """Like ServiceTest; the model has a tokenizer and a chat template."""
 
     @classmethod
     def make_model(cls) -> None:
@@ -109,7 +109,8 @@ class GatewayTest(ServiceTest):
         *flags: str,
         model: Path | None = None,
     ) -> Gateway:
-        """A gateway that listens, before services that need not serve yet. It ends with the test."""
+        """Starts a gateway and waits until it listens; the services behind it need not serve yet. It ends
+        with the test."""
         number = len(list(self.log_dir.glob("gateway-*.log")))
         log, port_file = self.log_dir / f"gateway-{number}.log", self.log_dir / f"gateway-{number}.port"
         target = rollout if isinstance(rollout, str) else rollout.target
@@ -134,7 +135,7 @@ class GatewayTest(ServiceTest):
             self.assertIsNone(process.poll(), log.read_text)
             return port_file.is_file()
 
-        self.wait_until(listens, f"{log} says why no gateway listens", timeout=60.0)
+        self.wait_until(listens, f"the gateway does not listen; {log} says why", timeout=60.0)
         opened = port_file.with_name(f"{port_file.name}.open")
         return Gateway(
             process, log, int(port_file.read_text()), int(opened.read_text()) if opened.is_file() else None

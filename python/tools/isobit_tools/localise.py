@@ -7,7 +7,7 @@ from isobit.localise import *  # noqa: F403
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `isobit localise`; the exit status."""
+    """Runs `isobit localise` and returns the exit status."""
     from isobit.cli import main as isobit
 
     return isobit(["localise", *(sys.argv[1:] if arguments is None else arguments)])

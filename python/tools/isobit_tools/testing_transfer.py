@@ -1,8 +1,8 @@
 """For tests: the trainer's side of weights by broadcast, without torch and without NCCL.
 
-A StoreServer speaks the protocol of torch's TCPStore and holds a group's id as vLLM's trainer puts it there;
-a TcpGroup is rank 0 of a group of TCP connections, which a service on CPUs joins in place of NCCL's
-(docs/API.md, "Weights by broadcast").
+A StoreServer speaks the protocol of torch's TCPStore and holds a group's id in the form in which vLLM's
+trainer stores it. A TcpGroup is rank 0 of a group of TCP connections, which a service on CPUs joins in place
+of an NCCL group (docs/API.md, "Weights by broadcast").
 """
 
 import contextlib
@@ -21,13 +21,13 @@ _VALIDATE, _SET, _GET, _ADD, _CHECK, _WAIT, _PING = 0, 1, 3, 4, 5, 6, 13
 _MAGIC = 0x3C85F7CE
 
 
-class ncclUniqueId(ctypes.Structure):  # vLLM's name, which its pickle has
+class ncclUniqueId(ctypes.Structure):  # vLLM's class name, which is in its pickle
     _fields_ = (("internal", ctypes.c_byte * ID_BYTES),)
 
 
 def pickled_id(unique_id: bytes, protocol: int | None = None) -> bytes:
-    """What vLLM's trainer puts into its store. Python pickles a class that it can import, so vLLM's module
-    and the packages above it are played meanwhile, unless they are there."""
+    """Returns what vLLM's trainer puts into its store. Python pickles only classes that it can import, so
+    this makes stand-ins for vLLM's module and its parent packages meanwhile, unless they exist."""
     if _MODULE in sys.modules:
         return pickle.dumps(sys.modules[_MODULE].ncclUniqueId.from_buffer_copy(unique_id), protocol)
     parts = _MODULE.split(".")
@@ -44,7 +44,7 @@ def pickled_id(unique_id: bytes, protocol: int | None = None) -> bytes:
 
 
 class _Listener:
-    """Serves connections on a port of loopback, a thread each, until it is closed."""
+    """Serves connections on a loopback port, each in a thread, until it is closed."""
 
     def __init__(self):
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -81,12 +81,12 @@ def _read(connection: socket.socket, count: int) -> bytes:
 
 
 class StoreServer(_Listener):
-    """A store with `values`, to which clients may add theirs."""
+    """A store with `values`. Clients can add values."""
 
     def __init__(self, values: dict[bytes, bytes] | None = None):
         super().__init__()
         self.values = dict(values or {})
-        self.errors: list[str] = []  # queries that the store does not know
+        self.errors: list[str] = []  # unknown queries, and clients that did not validate themselves
         self._changed = threading.Condition()
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -96,11 +96,12 @@ class StoreServer(_Listener):
             self._changed.notify_all()
 
     def put_id(self, unique_id: bytes, protocol: int | None = None) -> None:
-        """As the first object that rank 0 broadcasts."""
+        """Stores the id as the first object that rank 0 broadcasts."""
         self.set(b"/broadcast_from/0/0", pickled_id(unique_id, protocol))
 
     def wait_workers(self, count: int, timeout: float = 30.0) -> None:
-        """Until that many workers, this process's own included, have come: a trainer's store returns then."""
+        """Waits until this many workers have come, this process included. A trainer's store returns at that
+        point."""
         with self._changed:
             if not self._changed.wait_for(lambda: int(self.values.get(b"init/", b"0")) + 1 >= count, timeout):
                 raise TimeoutError(f"{self.values.get(b'init/')} workers came, expected {count}")
@@ -166,7 +167,7 @@ class TcpGroup(_Listener):
         self.unique_id = f"isobit-tcp 127.0.0.1:{self.port}".encode().ljust(ID_BYTES, b"\0")
 
     def join(self) -> None:
-        """Waits until all ranks are there."""
+        """Waits until all ranks have joined."""
         ranks = set()
         while len(self._connections) < self.world_size - 1:
             hello = _read(self._accept(), ID_BYTES + 8)
@@ -183,7 +184,8 @@ class TcpGroup(_Listener):
             connection.sendall(data)
 
     def broadcast_packed(self, tensors: Iterable[bytes], buffer_size_bytes: int) -> None:
-        """As packed_nccl_broadcast_producer: a broadcast ends with the tensor that makes it longer."""
+        """Broadcasts as vLLM's packed_nccl_broadcast_producer does: a broadcast ends with the tensor that
+        makes it longer than the size."""
         parts: list[bytes] = []
         for tensor in tensors:
             parts.append(tensor)

@@ -1,12 +1,12 @@
-"""Trains a model on-policy with isobit and, beside it, in mode vanilla; shows reward and gap of both.
+"""Trains a model on-policy with isobit and, for comparison, in mode vanilla. Shows reward and gap of both.
 
     python -m isobit_tools.train_demo   (from the root of a built checkout; `make train-demo` builds it first)
 
-Each run has services of its own and trains the same model on the same prompts with
-python/examples/on_policy/train.py. In `tree` no logprob of any step may differ between sampler and trainer,
+Each run has its own services and trains the same model on the same prompts with
+python/examples/on_policy/train.py. In `tree`, no logprob of any step may differ between sampler and trainer,
 and a second run at another tensor-parallel size and number of processes must have the same weights after
-every step; in `vanilla` logprobs must differ. Exits with 0 only if all of this held. Flags that are not named
-below go to train.py.
+every step. In `vanilla`, logprobs must differ. The exit status is 0 only if all of this is so. Flags that are
+not listed below are passed to train.py.
 """
 
 import argparse
@@ -38,9 +38,9 @@ from isobit.screen import Progress, Screen
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN = ROOT / "python" / "examples" / "on_policy" / "train.py"
-# By this much the reward has to rise.
+# The reward must rise by at least this much.
 RISE = 0.1
-# torchrun gives its processes 30 s to save and end.
+# torchrun gives its processes 30 s to save and to end.
 _STOP_TIMEOUT_S = 40.0
 _STEP = re.compile(r"step (\d+)/\d+  (reward \S+  unequal \d+ of \d+  KL \S+)")
 
@@ -51,13 +51,13 @@ class TrainError(Exception):
 
 @dataclass
 class Run:
-    """One run of the table and the picture."""
+    """One run: a row of the table, and perhaps a line of the picture."""
 
     name: str
     setting: Setting
     processes: int
     flags: tuple[str, ...] = ()
-    drawn: bool = True  # in the picture
+    drawn: bool = True  # whether it is in the picture
     steps: list[dict] = field(default_factory=list)  # the lines of metrics.jsonl
     seconds: float = 0.0
 
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def rewards(self) -> tuple[float, float]:
-        """Over the first and the last tenth of the steps."""
+        """The mean rewards of the first and of the last tenth of the steps."""
         tenth = max(len(self.steps) // 10, 1)
         return self.reward(slice(tenth)), self.reward(slice(-tenth, None))
 
@@ -100,7 +100,7 @@ def runs_of(tp_size: int, processes: int, shards: int) -> list[Run]:
 
 
 class TrainDemo:
-    """All runs. `failures` counts the checks that did not hold."""
+    """All runs. `failures` counts the checks that failed."""
 
     def __init__(
         self,
@@ -155,7 +155,10 @@ class TrainDemo:
             services.stop()
         run.seconds = time.monotonic() - start
         run.steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text("utf-8").splitlines()]
-        self._check(not services.bad_ends, "; ".join(services.bad_ends) or f"{run.name}: all ended with 0")
+        self._check(
+            not services.bad_ends,
+            "; ".join(services.bad_ends) or f"{run.name}: every service ended with status 0",
+        )
 
     def _torchrun(self, run: Run, name: str, flags: Sequence[str]) -> None:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -191,7 +194,7 @@ class TrainDemo:
             raise TrainError(f"{run.name}: train.py ended with status {process.returncode}. {log}:\n{tail}")
 
     def _show(self, line: str, progress: Progress) -> None:
-        """Some of the steps' lines, and the progress of all."""
+        """Shows some of the steps' lines, and the progress of all steps."""
         if found := _STEP.match(line):
             progress.done, progress.note = int(found[1]), found[2]
             if progress.done % max(self._arguments.steps // 5, 1) == 0:
@@ -207,7 +210,7 @@ class TrainDemo:
                 f"{run.name}: {run.compared} tokens of {len(run.steps)} steps compared, {run.unequal} unequal"
             )
             self._check(run.unequal == 0 and run.compared > 0 and run.kl == 0, text)
-        if self._arguments.model is None:  # what it learns is certain
+        if self._arguments.model is None:  # with the random model it is certain what is learned
             first, last = tree.rewards
             self._check(last > first + RISE, f"tree: the reward rose from {first:.3f} to {last:.3f}")
         digests = [[step["weights_digest"] for step in run.steps] for run in (tree, other)]
@@ -217,7 +220,7 @@ class TrainDemo:
             " same at every step",
         )
         for run in vanillas:
-            text = f"{run.name}: {run.unequal} of {run.compared} tokens unequal, as this mode must show a gap"
+            text = f"{run.name}: {run.unequal} of {run.compared} tokens unequal; this mode must show a gap"
             self._check(run.unequal > 0, text)
 
     def _report(self) -> None:
@@ -249,7 +252,7 @@ class TrainDemo:
 
 
 def draw(runs: Sequence[Run], title: str, path: Path) -> None:
-    """Reward and KL over steps, one line a run."""
+    """Draws reward and KL over steps, one line for each run."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -260,7 +263,7 @@ def draw(runs: Sequence[Run], title: str, path: Path) -> None:
         steps = [step["step"] for step in run.steps]
         rewards.plot(steps, [step["reward"] for step in run.steps], style, label=run.name)
         kls.plot(steps, [step["kl"] for step in run.steps], style, label=run.name)
-    kls.set_yscale("symlog", linthresh=1e-6)  # an axis that has 0, too
+    kls.set_yscale("symlog", linthresh=1e-6)  # an axis that includes 0
     kls.set_ylim(bottom=-2e-7)
     for axes, name in ((rewards, "mean reward"), (kls, "KL(rollout || trainer), nats a token")):
         axes.set_xlabel("step")
@@ -272,7 +275,7 @@ def draw(runs: Sequence[Run], title: str, path: Path) -> None:
 
 
 def _number(value: float) -> str:
-    """0 only for an exact zero."""
+    """Formats a number; only an exact zero gives "0"."""
     return "0" if value == 0 else f"{value:.2e}"
 
 
@@ -284,11 +287,20 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     add = parser.add_argument
     add("--model", type=Path, help="a Hugging Face directory (default: a random model of 3 layers)")
     add("--steps", type=int, default=32, help="optimizer steps of each run (default: %(default)s)")
-    add("--processes", type=int, default=2, help="of the trainer (default: %(default)s)")
+    add("--processes", type=int, default=2, help="processes of the trainer (default: %(default)s)")
     add("--tp_size", type=int, default=4, help="tensor-parallel size of the rollout (default: %(default)s)")
     add("--shards", type=int, default=2, help="shards of the scorer (default: %(default)s)")
-    add("--bin_dir", type=Path, default=Path("build/release/bin"), help="the services (default: %(default)s)")
-    add("--log_dir", type=Path, help="new, for logs, metrics and picture (default: logs/train-demo-TIME)")
+    add(
+        "--bin_dir",
+        type=Path,
+        default=Path("build/release/bin"),
+        help="the folder of the services (default: %(default)s)",
+    )
+    add(
+        "--log_dir",
+        type=Path,
+        help="a new folder for logs, metrics and picture (default: logs/train-demo-TIME)",
+    )
     return parser.parse_known_args(arguments)
 
 
@@ -309,13 +321,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             screen.line(f"{model.name}: logs, metrics and picture in {log_dir}")
             demo = TrainDemo(arguments, train_flags, screen, log_dir, model)
             demo.run()
-            screen.line(f"\n{time.monotonic() - start:.0f} s in all; {demo.failures} checks failed")
+            screen.line(f"\n{time.monotonic() - start:.0f} s in total; {demo.failures} checks failed")
             return 1 if demo.failures else 0
     except (ServiceError, TrainError, IsobitError, OSError, ValueError) as error:
         screen.line(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        screen.line("\ninterrupted; trainer and services are stopped")
+        screen.line("\ninterrupted; the trainer and the services were stopped")
         return 130
 
 
