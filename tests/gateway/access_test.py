@@ -163,7 +163,7 @@ class AccessTest(GatewayTest):
         self.assertIn("--insecure", refusal(local, "--host=0.0.0.0"))
         self.assertIn("--tls_key", refusal(local, "--tls_cert=x"))
         self.assertIn("another host", refusal("--rollout=10.1.2.3:1", self.write_own_token()))
-        self.assertIn("anybody could read", refusal("--rollout=10.1.2.3:1", self.write_access()))
+        self.assertIn("others could read", refusal("--rollout=10.1.2.3:1", self.write_access()))
         self.assertIn("access file", refusal(local, f"--access_file={self.model / 'config.json'}"))
         self.assertIn("host:port", refusal("--rollout=nowhere"))
         self.assertIn("tokenizer.json", refusal(local, f"--model={self.scratch}"))

@@ -277,7 +277,7 @@ class ProtocolTest(AttackTest):
             json.loads(text)
         for protocol in ("websocket", "h2c"):
             answer = self.send(self.post(b"", f"upgrade: {protocol}", "connection: upgrade"))
-            self.assertIn(b"speaks HTTP/1.1 alone", answer)
+            self.assertIn(b"speaks only HTTP/1.1", answer)
         packed = gzip.compress(b" " * 100 * MIB)
         status = self.gateway.request("POST", "/v1/completions", packed, content_encoding="gzip")[0]
         self.assertEqual(status, 415)

@@ -1,4 +1,4 @@
-"""Parts of answers that completions and chats share: usage, weight versions, which weights scored."""
+"""Parts of answers that completions and chats share: usage, weight versions, and the digest for scoring."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from isobit.gateway.prompts import StreamOptions
 
 @dataclasses.dataclass
 class Usage:
-    """Tokens of an answer. A prompt counts once, whatever n is."""
+    """The number of tokens of an answer. A prompt counts once, whatever n is."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -33,7 +33,7 @@ class Usage:
 
 
 def usage_wanted(options: StreamOptions | None) -> bool:
-    """Whether the last event is to say the usage."""
+    """Whether the last event must contain the usage."""
     if options is None:
         return False
     if options.continuous_usage_stats:
@@ -42,8 +42,8 @@ def usage_wanted(options: StreamOptions | None) -> bool:
 
 
 def version_spans(core: Core, versions: Sequence[int], first: int = 0) -> list[dict[str, Any]]:
-    """vLLM's `weight_versions`: which tokens each version drew, half open, versions by their labels.
-    first: where in its sample the first token stands."""
+    """vLLM's `weight_versions`: the half-open range of tokens that each version drew, with versions as
+    labels. first: the index in the sample of the first token."""
     label = control_of(core).notes.read().label
     spans: list[dict[str, Any]] = []
     last = None
@@ -57,7 +57,7 @@ def version_spans(core: Core, versions: Sequence[int], first: int = 0) -> list[d
 
 
 async def digest_of(core: Core, ending: Ending | None) -> str:
-    """The digest of the weights that drew a sample, which the scorer's must have, too."""
+    """The digest of the weights that drew a sample. A scorer must have weights of the same digest."""
     if ending is not None and ending.complete is not None:
         return ending.complete.weight_version.digest
     return (await core.server_info()).server.weight_version.digest

@@ -1,4 +1,4 @@
-"""The ASGI application: the routes of all dialects over one core."""
+"""The ASGI application: the routes of all dialects, over one core."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -13,15 +13,18 @@ from isobit.gateway.errors import HttpError, openai_body
 from isobit.gateway.http import error_answer
 from isobit.gateway.settings import Settings
 
-# Modules with routes(core). The first one that has a path and a method answers it.
+# Modules with routes(core). A request goes to the first one that has its path and method.
 DIALECTS = (openai, vllm, sglang)
 
 
 def make_app(settings: Settings, core: Core | None = None) -> Starlette:
-    """The application. `core`: another application's, of the same event loop, which closes it.
+    """Makes the application.
+
+    Args:
+      core: another application's core in the same event loop; that application closes it. None: a new core.
 
     Raises:
-      ValueError, OSError: what `settings` name is not there, or is malformed.
+      ValueError, OSError: something that `settings` names does not exist, or is malformed.
     """
     own = core is None
     core = core or Core(settings)

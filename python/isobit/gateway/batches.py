@@ -1,4 +1,5 @@
-"""Several prompts in one request: all at once, within bounds, and the first failure ends them all."""
+"""Several prompts in one request: they run at the same time, within bounds, and the first failure ends them
+all."""
 
 import asyncio
 import contextlib
@@ -8,12 +9,12 @@ from typing import Any, TypeVar
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-_AT_ONCE = 256  # calls of one request in flight
-_QUEUED = 256  # events of one request that wait for its client
+_AT_ONCE = 256  # calls in flight for one request
+_QUEUED = 256  # events that wait for the client of one request
 
 
 async def each(items: Sequence[_Item], work: Callable[[int, _Item], Awaitable[_Result]]) -> list[_Result]:
-    """What `work` makes of each item and its index, in order. The first failure cancels the rest."""
+    """Returns what `work` makes of each item and its index, in order. The first failure cancels the rest."""
     if len(items) == 1:
         return [await work(0, items[0])]
     slots = asyncio.Semaphore(_AT_ONCE)
@@ -33,7 +34,8 @@ async def each(items: Sequence[_Item], work: Callable[[int, _Item], Awaitable[_R
 async def merged(
     sources: Sequence[Callable[[], AsyncGenerator[_Item, None]]],
 ) -> AsyncGenerator[tuple[int, _Item], None]:
-    """The items of all sources as they come, each with its source's index. Closing it closes them all."""
+    """Yields the items of all sources as they come, each with the index of its source. Closing it closes all
+    sources."""
     if len(sources) == 1:
         async with contextlib.aclosing(sources[0]()) as items:
             async for item in items:

@@ -1,7 +1,8 @@
-"""Who calls: the bearer token of a request, and the roles that the access file gives it.
+"""The caller of a request: its bearer token, and the roles that the access file gives to the token.
 
-The file is that of the services (docs/API.md). The gateway checks a path's role before it reads a body, and
-passes the token on, so that the service judges each call, and counts it as that client's.
+The access file is the same as the services' (docs/API.md). The gateway checks the role for a path before it
+reads the body. It passes the token on, so that the service checks each call, too, and counts it for that
+client.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from isobit.token import ROLES
 
 _LOG = logging.getLogger("isobit.gateway")
 
-# The token that calls to services carry: the caller's. None: the gateway's own, if it has one.
+# The caller's token, which calls to services carry. None: they carry the gateway's own, if it has one.
 _TOKEN: contextvars.ContextVar[str | None] = contextvars.ContextVar("isobit_caller_token", default=None)
 
 
@@ -37,31 +38,46 @@ def as_caller(token: str | None) -> Iterator[None]:
 
 
 def bearer(header: str | None) -> str | None:
-    """The token in an authorization header; None: there is none."""
+    """The bearer token in an authorization header; None if there is none."""
     kind, _, token = (header or "").strip().partition(" ")
     return token.strip() if kind.lower() == "bearer" and token.strip() else None
 
 
 class AccessFile:
-    """Clients by the SHA-256 of their tokens. Read again when it changes; a broken file changes nothing."""
+    """Clients, identified by the SHA-256 of their tokens. The file is read again when it changes; if it is
+    malformed then, the clients stay as they were."""
 
     def __init__(self, path: Path):
-        """Raises ValueError, naming file and place, or OSError."""
+        """Reads the file.
+
+        Raises:
+          ValueError: it is malformed; the message names file and place.
+          OSError: it cannot be read.
+        """
         self._path = path
         self._stamp = self._stamp_now()
         self._roles = _parse(path)
 
     def check(self, token: str | None, roles: tuple[str, ...]) -> None:
-        """HttpError 401: no token, or one that nobody has. 403: none of `roles`."""
+        """Checks that the caller has one of `roles`.
+
+        Raises:
+          HttpError: 401: no token, or an unknown one. 403: the caller has none of the roles.
+        """
         if token is None:
             raise HttpError(401, "expected an authorization header with a bearer token", None, _CHALLENGE)
         digest = hashlib.sha256(token.encode()).hexdigest()
         found = None
-        for known, owned in self._current().items():  # all of them: the time tells nothing of whose it is
+        for (
+            known,
+            owned,
+        ) in (
+            self._current().items()
+        ):  # compare with all of them, so that the time does not reveal which one it is
             if hmac.compare_digest(known, digest):
                 found = owned
         if found is None:
-            raise HttpError(401, "nobody has this bearer token", None, _CHALLENGE)
+            raise HttpError(401, "unknown bearer token", None, _CHALLENGE)
         if not found.intersection(roles):
             raise HttpError(403, f"expected a caller with the role {' or '.join(roles)}")
 
@@ -94,8 +110,8 @@ def _parse(path: Path) -> dict[str, frozenset[str]]:
             for digest in client.get("token_sha256", ()):
                 digest = digest.lower()
                 if len(bytes.fromhex(digest)) != 32 or digest in found:
-                    raise ValueError(f"{place}.token_sha256: expected 64 hex digits, each token once")
+                    raise ValueError(f"{place}.token_sha256: expected 64 hex digits, and no token twice")
                 found[digest] = roles
         return found
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path}: no access file: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{path}: not an access file: {type(error).__name__}: {error}") from error

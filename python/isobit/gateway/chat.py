@@ -1,4 +1,4 @@
-"""/v1/chat/completions: OpenAI's, with vLLM's extensions and SGLang's input_ids and return_meta_info."""
+"""/v1/chat/completions: OpenAI's path, with vLLM's extensions and SGLang's input_ids and return_meta_info."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ from isobit.gateway.tools import ToolCallReader, check_parser, wants_calls
 class ChatRequest(SamplingFields, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     model: str | None = None
-    input_ids: list[int] | None = None  # in place of what the template makes of the messages
+    input_ids: list[int] | None = None  # used in place of the rendered messages
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -52,14 +52,14 @@ class ChatRequest(SamplingFields, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A request, checked."""
+    """A checked request."""
 
     core: Core
     request: ChatRequest
     sampling: Sampling
     prompt: list[int]
     reads_calls: bool
-    head: dict[str, Any]  # of the answer; events have another `object`
+    head: dict[str, Any]  # the first fields of the answer; events have another `object`
     request_id: str
 
     def content(self, piece: Piece | Completion) -> dict[str, Any]:
@@ -147,7 +147,7 @@ async def _whole(job: _Job) -> LongAnswer:
 
 
 def _pieces(job: _Job, samples: list[Completion], rows: list | None) -> Iterator[bytes]:
-    """The JSON of the whole answer, a choice at a time."""
+    """Yields the JSON of the whole answer, one choice at a time."""
     usage = Usage()
     usage.prompt(len(job.prompt), samples[0].ending)
     head = dict(job.head)

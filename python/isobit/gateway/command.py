@@ -18,50 +18,77 @@ _LOG = logging.getLogger("isobit.gateway")
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="python -m isobit.gateway", description="Serves a rollout by HTTP: docs/http.md.")
+    parser = Parser(prog="python -m isobit.gateway", description="Serves a rollout over HTTP: docs/http.md.")
     add = parser.add_argument
-    add("--rollout", required=True, help="host:port of the rollout's gRPC")
+    add("--rollout", required=True, help="host:port of the rollout")
     add("--scorer", help="host:port of a scorer with the same weights, for prompt_logprobs and echo")
     add("--rollout_admin", help="host:port of the rollout's --admin_port, if it has one")
-    add("--scorer_admin", help="as --rollout_admin")
-    add("--model", required=True, type=Path, help="directory of the model: tokenizer, chat template, config")
-    add("--served_model_name", action="append", default=[], help="a name of the model; may be repeated")
-    add("--model_root", type=Path, help="as the services' --model_root: where weights may come from")
+    add("--scorer_admin", help="host:port of the scorer's --admin_port, if it has one")
+    add("--model", required=True, type=Path, help="the model directory: tokenizer, chat template, config")
+    add(
+        "--served_model_name",
+        action="append",
+        default=[],
+        help="a name of the model; may be repeated; default: that of the directory",
+    )
+    add("--model_root", type=Path, help="the services' --model_root: new weights must be below it")
     add(
         "--rollout_metrics",
-        help="address of the rollout's metrics, to be passed on: http://host:port/metrics",
+        help="URL of the rollout's metrics, http://host:port/metrics; the gateway passes them on",
     )
-    add("--host", default="127.0.0.1", help="another one needs --tls_cert and --tls_key, or --insecure")
-    add("--port", type=int, default=8000, help="0 takes a free one; see --port_file")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen at; any but loopback needs --tls_cert and --tls_key, or --insecure",
+    )
+    add("--port", type=int, default=8000, help="port to listen at; 0: any free one; see --port_file")
     add(
         "--port_file",
         type=Path,
-        help="gets the port's number; that of the open port under its name and .open",
+        help="a file to write the port's number to; FILE.open gets that of the open port",
     )
-    add("--open_port", type=int, help="port at 127.0.0.1 for callers that send no token")
-    add("--insecure", action="store_true", help="plain text at any --host")
+    add("--open_port", type=int, help="a second port, at 127.0.0.1, for callers without a token")
+    add("--insecure", action="store_true", help="allow plain text at any --host")
     add("--tls_cert", type=Path, help="PEM of the gateway's certificate, with its chain")
-    add("--tls_key", type=Path, help="PEM of its key")
-    add("--tls_client_ca", type=Path, help="PEM of the CA whose clients alone can connect")
-    add("--access_file", type=Path, help="who may call, as the services' --access_file")
-    add("--workers", type=int, default=1, help="processes at the same port")
-    add("--chat_template", type=Path, help="file with a template in place of the model's")
-    add("--tool_call_parser", default="auto", choices=PARSERS, help="how the model writes calls of tools")
-    add("--max_body_mb", type=int, default=64, help="of one request")
-    add("--max_bodies_mb", type=int, default=512, help="of all requests that a worker has in hand")
-    add("--max_connections", type=int, default=Settings.max_connections, help="of one worker")
-    add("--max_header_kb", type=int, default=64, help="of the head of a request")
-    add("--header_timeout_s", type=float, default=Settings.header_timeout_s, help="for the head of a request")
-    add("--body_timeout_s", type=float, default=Settings.body_timeout_s, help="for its body")
+    add("--tls_key", type=Path, help="PEM of the certificate's key")
+    add("--tls_client_ca", type=Path, help="PEM of a CA; only clients with a certificate of it can connect")
+    add("--access_file", type=Path, help="bearer tokens and roles of callers, as the services' --access_file")
+    add("--workers", type=int, default=1, help="number of processes that serve the port")
+    add("--chat_template", type=Path, help="file with a template that replaces the model's")
+    add("--tool_call_parser", default="auto", choices=PARSERS, help="the form in which the model calls tools")
+    add("--max_body_mb", type=int, default=64, help="MiB of the body of one request")
+    add("--max_bodies_mb", type=int, default=512, help="MiB of all bodies that a worker holds")
+    add("--max_connections", type=int, default=Settings.max_connections, help="connections of one worker")
+    add("--max_header_kb", type=int, default=64, help="KiB of the head of a request")
     add(
-        "--write_timeout_s", type=float, default=Settings.write_timeout_s, help="for clients that do not read"
+        "--header_timeout_s",
+        type=float,
+        default=Settings.header_timeout_s,
+        help="seconds for a client to send the head of a request",
     )
-    add("--keep_alive_s", type=float, default=Settings.keep_alive_s, help="of an idle connection")
+    add(
+        "--body_timeout_s",
+        type=float,
+        default=Settings.body_timeout_s,
+        help="seconds for a client to send the body of a request",
+    )
+    add(
+        "--write_timeout_s",
+        type=float,
+        default=Settings.write_timeout_s,
+        help="seconds without progress after which a client that does not read is disconnected",
+    )
+    add(
+        "--keep_alive_s",
+        type=float,
+        default=Settings.keep_alive_s,
+        help="seconds after which an idle connection is closed",
+    )
     add(
         "--drain_timeout_s",
         type=float,
         default=Settings.drain_timeout_s,
-        help="for requests in hand at the end",
+        help="seconds for requests to finish when the gateway ends",
     )
     add(
         "--trainer_timeout_s",
@@ -71,10 +98,10 @@ def make_parser() -> Parser:
     )
     for name, text in (
         ("tls_ca", "PEM of the CA of the services' certificates"),
-        ("tls_cert", "PEM of the gateway's own certificate there"),
-        ("tls_key", "PEM of its key"),
+        ("tls_cert", "PEM of the client certificate that the gateway shows to the services"),
+        ("tls_key", "PEM of that certificate's key"),
         ("tls_server_name", "the name in the services' certificates"),
-        ("token_file", "file with the gateway's own token at the services; it needs the role watch"),
+        ("token_file", "file with the gateway's own bearer token; it needs the role watch"),
     ):
         add(f"--upstream_{name}", help=text)
     add("--worker_sockets", help=argparse.SUPPRESS)
@@ -82,7 +109,11 @@ def make_parser() -> Parser:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """ValueError or OSError: flags that do not go together, or a file that is not there."""
+    """Returns the settings that the flags give.
+
+    Raises:
+      ValueError, OSError: flags exclude each other, or a file cannot be read.
+    """
     upstream = Security()
     for name in ("tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file"):
         if (value := getattr(arguments, f"upstream_{name}")) is not None:
@@ -115,7 +146,11 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """ValueError: what makes no sense or is not safe."""
+    """Checks the flags.
+
+    Raises:
+      ValueError: they are wrong or not safe.
+    """
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise ValueError("--tls_cert and --tls_key: expected both or neither")
     if arguments.tls_client_ca is not None and arguments.tls_cert is None:
@@ -124,7 +159,7 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.tls_cert is None and not arguments.insecure and not is_loopback(f"{host}:1"):
         raise ValueError(f"--host {arguments.host}: expected --tls_cert and --tls_key, or --insecure")
     if arguments.workers < 1:
-        raise ValueError(f"--workers is {arguments.workers}, expected 1 at least")
+        raise ValueError(f"--workers is {arguments.workers}, expected at least 1")
     for name, value in vars(arguments).items():
         if (name.startswith("max_") or name.endswith("_s")) and value <= 0:
             raise ValueError(f"--{name} is {value}, expected more than 0")

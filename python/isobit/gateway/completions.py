@@ -1,4 +1,4 @@
-"""/v1/completions: OpenAI's, with vLLM's extensions."""
+"""/v1/completions: OpenAI's path, with vLLM's extensions."""
 
 import contextlib
 import dataclasses
@@ -41,23 +41,24 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A request, checked."""
+    """A checked request."""
 
     core: Core
     request: CompletionRequest
     sampling: Sampling
     prompts: list[list[int]]
-    head: dict[str, Any]  # of the answer, or of each event
+    head: dict[str, Any]  # the first fields of the answer, or of each event
     request_id: str
 
     @property
     def texts(self):
-        """Who names tokens; None: as "token_id:N"."""
+        """The texts of tokens; None: tokens are named "token_id:N"."""
         return None if self.request.return_tokens_as_token_ids else self.core.texts
 
     @property
     def scores(self) -> int | None:
-        """How many alternatives are wanted beside the logprobs of the prompt; None: no logprobs of it."""
+        """How many alternatives to report with each logprob of the prompt; None: no logprobs of the
+        prompt."""
         if self.request.prompt_logprobs is not None:
             return self.request.prompt_logprobs
         return self.request.logprobs if self.request.echo else None
@@ -73,7 +74,7 @@ class _Prompt:
     """What comes before the samples of one prompt."""
 
     ids: list[int]
-    text: str = ""  # if it is to be echoed
+    text: str = ""  # empty unless it is echoed
     scored: types_pb2.TokenLogprobs | None = None
 
 
@@ -96,7 +97,7 @@ async def _checked(core: Core, call: Call) -> _Job:
     if request.stream and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs: not with stream", "prompt_logprobs")
     if request.max_tokens == 0 and not request.echo:
-        raise BadRequest("max_tokens is 0, expected 1 at least, or echo", "max_tokens")
+        raise BadRequest("max_tokens is 0, expected at least 1, or echo", "max_tokens")
     if request.max_tokens == 0 and request.stream:
         raise BadRequest("max_tokens is 0: not with stream", "max_tokens")
     sampling = sampling_of(
@@ -131,7 +132,7 @@ async def _whole(job: _Job) -> LongAnswer:
 
 
 async def _prompt(job: _Job, ids: list[int], ending: Ending | None) -> _Prompt:
-    """The prompt's text and logprobs, as far as they are wanted."""
+    """Returns the prompt's text and logprobs, as far as the request asks for them."""
     prompt = _Prompt(ids)
     if job.request.echo:
         prompt.text = job.core.tokenizer.decode(ids, skip_special_tokens=job.sampling.skip_special_tokens)
@@ -142,7 +143,7 @@ async def _prompt(job: _Job, ids: list[int], ending: Ending | None) -> _Prompt:
 
 
 def _pieces(job: _Job, found: list[tuple[_Prompt, list[Completion]]]) -> Iterator[bytes]:
-    """The JSON of the whole answer, a choice at a time."""
+    """Yields the JSON of the whole answer, one choice at a time."""
     usage = Usage()
     yield encode(job.head)[:-1] + b',"choices":['
     separator = b""
@@ -181,7 +182,7 @@ def _choice(job: _Job, index: int, prompt: _Prompt, sample: Completion) -> dict[
 
 
 class _LogprobTable:
-    """OpenAI's `logprobs` of completions: columns, with one entry a token."""
+    """OpenAI's `logprobs` of completions: columns with one entry for each token."""
 
     def __init__(self, job: _Job, offset: int = 0):
         self._texts = job.texts
@@ -193,7 +194,7 @@ class _LogprobTable:
         self._top: list[dict[str, float] | None] = []
 
     def add_prompt(self, prompt: _Prompt) -> None:
-        """The prompt's tokens, the first of which has no logprob."""
+        """Adds the prompt's tokens. The first one has no logprob."""
         self._put_name(prompt.ids[0])
         self._values.append(None)
         self._top.append(None)
@@ -227,7 +228,9 @@ class _LogprobTable:
         self._values.append(row[0][1])
         top = {name: row[0][1]}
         for token, value, _ in row[1:]:
-            top.setdefault(self._name(token), value)  # equal texts: the more likely one, or the drawn one
+            top.setdefault(
+                self._name(token), value
+            )  # of equal texts, the drawn or the most likely token stays
         self._top.append(top)
 
     def _put_name(self, token: int) -> str:
@@ -248,8 +251,8 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
     if job.request.echo:
         for index, ids in enumerate(job.prompts):
             echoed[index] = await _prompt(job, ids, None)
-    begun: dict[int, int] = {}  # where each choice's next text begins, by its index
-    counts: Counter[int] = Counter()  # the tokens of each choice so far
+    begun: dict[int, int] = {}  # where the next text of each choice begins, by the choice's index
+    counts: Counter[int] = Counter()  # the number of tokens of each choice so far
     sources = [lambda one=one: job.core.streamed(one) for one in wanted]
     async with contextlib.aclosing(merged(sources)) as events:
         async for number, event in events:
@@ -274,11 +277,11 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
 def _delta(
     job: _Job, index: int, event: Piece | Ending, prompt: _Prompt | None, offset: int, first: int
 ) -> tuple[dict[str, Any], int]:
-    """A choice of an event, and where the next text begins.
+    """Returns a choice of an event, and where the choice's next text begins.
 
     Args:
-      prompt: in the first event of a choice.
-      offset, first: where the choice's text and tokens go on.
+      prompt: only for the first event of a choice.
+      offset, first: where the text and the tokens of this event begin in the choice.
     """
     request, is_piece = job.request, isinstance(event, Piece)
     choice = {

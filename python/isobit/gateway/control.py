@@ -1,7 +1,7 @@
-"""What the engines' dialects share of control: weights from directories, labels of versions, sleep by tags.
+"""Control calls that the dialects share: weights from directories, labels of versions, sleep by tags.
 
-An update goes on when its client has gone: one that is sent again, after a timeout, then finds it done or
-joins it.
+An update continues even if its client disconnects. If the client sends it again after a timeout, the second
+call joins the first, or finds the update done.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from isobit.v1 import types_pb2
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 TAGS = frozenset((WEIGHTS, KV_CACHE))
-_OTHER_UPDATE_S = 600.0  # how long another weight update is waited for
+_OTHER_UPDATE_S = 600.0  # how long to wait for another weight update
 _POLL_S = 0.2
 _LOG = logging.getLogger("isobit.gateway")
 _OF_ENGINE: "weakref.WeakKeyDictionary[Engine, Control]" = weakref.WeakKeyDictionary()
 
 
 def control_of(core: Core) -> "Control":
-    """The one of the core's engine, which several cores of a process may share."""
+    """Returns the Control of the core's engine. Several cores of a process may share one engine."""
     if core.engine not in _OF_ENGINE:
         _OF_ENGINE[core.engine] = Control(core)
     return _OF_ENGINE[core.engine]
 
 
 class Control:
-    """Use control_of."""
+    """Control calls for one engine. Use control_of to get it."""
 
     def __init__(self, core: Core):
         self.notes = Notes.of_environment()
@@ -46,7 +46,7 @@ class Control:
         self._updates: dict[str, asyncio.Task[types_pb2.WeightVersion]] = {}
 
     async def version(self) -> types_pb2.WeightVersion:
-        """Of the weights that serve now."""
+        """The version of the weights in use."""
         return (await self._rollout.get_server_info()).server.weight_version
 
     async def label(self) -> str:
@@ -59,14 +59,15 @@ class Control:
     async def update_from_directory(
         self, given: str, *, field: str, in_flight: InFlightMode | None = None, label: str | None = None
     ) -> types_pb2.WeightVersion:
-        """Switches the rollout, then the scorer if there is one, to the weights in the directory `given`.
-        The same directory with the same files again is a success at once.
+        """Switches the rollout, and then the scorer if there is one, to the weights in the directory `given`.
+        If the same directory with the same files is in use already, returns at once.
 
         Args:
-          given: absolute, below --model_root, or relative to it.
-          field: the request's, for errors.
-          in_flight: None: as SGLang, running requests end first; paused ones cannot, and are computed anew.
-          label: what clients call these weights from now on.
+          given: an absolute path below --model_root, or a path relative to it.
+          field: the field of the request that has the path, for errors.
+          in_flight: what happens to running requests. None: as in SGLang, they finish first; while generation
+            is paused they cannot, so their keys and values are recomputed.
+          label: the name that clients give to these weights.
         """
         path = _below(self._root, given, field)
         task = self._updates.get(path)
@@ -74,7 +75,7 @@ class Control:
             task = asyncio.create_task(self._update(path, in_flight))
             self._updates[path] = task
             task.add_done_callback(lambda done: self._ended(path, done))
-        if label is not None:  # even if this call does not wait for the end
+        if label is not None:  # a callback, since this call may end before the update does
             task.add_done_callback(lambda done: self._label_result(done, label))
         return await asyncio.shield(task)
 
@@ -99,19 +100,20 @@ class Control:
             try:
                 current = (await self._rollout.update_weights(path, in_flight=in_flight)).current
                 break
-            except AbortedError:  # of another client; it may be this very one
+            except AbortedError:  # another client updates, perhaps to these same weights
                 if clock() > latest:
                     raise
                 await asyncio.sleep(_POLL_S)
         await self._update_scorer(path, current)
-        # Files that changed meanwhile are not those that serve.
+        # If the files changed meanwhile, they are not the weights in use.
         is_same = bool(stamp) and stamp == await asyncio.to_thread(_stamp, self._root, path)
         with self.notes.changing() as note:
             note.served = Served(path, stamp, current.id, current.digest) if is_same else None
         return current
 
     async def _serving(self, path: str, stamp: str) -> types_pb2.WeightVersion | None:
-        """The version that serves if its weights came from `path` with the files of `stamp`."""
+        """Returns the version in use if its weights came from `path` with the files of `stamp`, otherwise
+        None."""
         served = self.notes.read().served
         if served is None or (served.path, served.stamp) != (path, stamp):
             return None
@@ -134,20 +136,22 @@ class Control:
             refused = as_http(error)
             raise HttpError(
                 refused.status,
-                f"the rollout serves version {wanted.id}, but the scorer keeps its old weights: "
+                f"the rollout uses version {wanted.id}, but the scorer keeps its old weights: "
                 f"{refused.message}",
                 headers=refused.headers,
             ) from error
 
     async def has_directory(self) -> bool:
-        """Whether the weights that serve can be read again: they came from a directory."""
+        """Whether the weights in use came from a directory, so that they can be read again."""
         present, served = await self.version(), self.notes.read().served
         return present.id <= 1 or (served is not None and served.id == present.id)
 
     async def sleep(self, tags: Iterable[str], mode: PauseMode, keep_weights: bool = False) -> None:
-        """Gives back the memory that `tags` name. That of the weights has that of the KV cache with it.
+        """Frees the memory that `tags` name. The memory of the weights is freed only together with that of
+        the KV cache.
 
-        keep_weights: they are to be there again without an update, so they stay if no directory has them.
+        keep_weights: the client expects the same weights after waking up, without an update. So they stay in
+        memory unless they can be read from a directory.
         """
         tags = set(tags) & TAGS
         if not tags:
@@ -158,13 +162,13 @@ class Control:
             note.asleep |= tags
 
     async def resume(self) -> None:
-        """Undoes a pause. While the rollout sleeps there is nothing to do: it goes on when it wakes up."""
+        """Ends a pause. Does nothing while the rollout sleeps, since it continues when it wakes up."""
         if not (await self._rollout.get_load()).asleep:
             await self._rollout.continue_generation()
 
     async def wake_up(self, tags: Iterable[str] = ()) -> set[str]:
-        """Takes back what `tags` name, or all; returns what still sleeps. The rollout wakes up when nothing
-        does: until then it takes weight updates, and computes nothing."""
+        """Marks what `tags` name (by default everything) as awake, and returns what is still asleep. The
+        rollout wakes up once nothing is asleep; until then it accepts weight updates and computes nothing."""
         if not (await self._rollout.get_load()).asleep:
             left: set[str] = set()
         else:
@@ -178,7 +182,8 @@ class Control:
 
 
 def _below(root: Path | None, given: str, field: str) -> str:
-    """`given` relative to the services' --model_root. The services check that it does not lead out."""
+    """Returns `given` relative to the services' --model_root. The services check that it does not lead out of
+    it."""
     if not given or "\0" in given:
         raise BadRequest(f"{field}: expected the path of a directory", field)
     path = os.path.normpath(given)
@@ -196,7 +201,8 @@ def _below(root: Path | None, given: str, field: str) -> str:
 
 
 def _stamp(root: Path | None, path: str) -> str:
-    """What changes when a file of the directory does. Empty: the gateway cannot see it."""
+    """Returns a text that changes when a file of the directory changes. Empty: the gateway cannot see the
+    directory."""
     if root is None:
         return ""
     found = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""What every dialect of the gateway is written over.
+"""The base of every dialect of the gateway.
 
 A dialect is a module of this package with `routes(core: Core) -> list[starlette.routing.Route]`; its name is
 in isobit.gateway.app.DIALECTS. It makes its routes with `core.route`:
@@ -14,42 +14,42 @@ in isobit.gateway.app.DIALECTS. It makes its routes with `core.route`:
 core.route(path, handler, methods, roles=, errors=)
     The handler gets a `Call` (http.py: body, headers, query, path_params, object()) and returns an `Answer`
     (JSON or bytes, with Content-Length), a `LongAnswer` (JSON in pieces) or `Events` (server-sent events).
-    Before it runs, the body is read, within bounds, whatever the method. `roles`: of the access file, one of
-    which the caller needs; empty: open to all. `errors`: how the dialect tells an HttpError as JSON.
-    Whatever the handler raises becomes an HTTP error (errors.py: as_http): HttpError, BadRequest,
-    not_offered(name), and every class of isobit.errors with the status that its gRPC status has. A client
-    that goes cancels the handler, and with it all calls that it awaits.
+    Before it runs, the body is read, within bounds, whatever the method. `roles`: the caller needs one of
+    these roles of the access file; empty: open to all. `errors`: turns an HttpError into the dialect's JSON.
+    Every exception of the handler becomes an HTTP error (errors.py: as_http): HttpError, BadRequest,
+    not_offered(name), and every class of isobit.errors with the HTTP status for its gRPC status. If the
+    client disconnects, the handler is cancelled, and with it all calls that it awaits.
 
 core.engine (engine.py)
-    `rollout` and `scorer` (None without one) are clients of isobit.aio, all of whose calls carry the caller's
-    token, so that the service judges it.
+    `rollout` and `scorer` (None without one) are clients of isobit.aio. All their calls carry the caller's
+    token, so that the service checks it.
 
 core.facts() -> Facts
     Context length, vocabulary, end-of-sequence tokens, bounds.
 
 fields.checked(mapping, Struct, at=, harmless=) and fields.object_of(body) (fields.py)
-    JSON to a msgspec.Struct. Unknown fields and those that isobit does not offer are errors with their name;
-    harmless ones pass. `at` is the object's place, such as "sampling_params.".
+    JSON to a msgspec.Struct. Unknown fields, and those that isobit does not offer, are errors that name them;
+    harmless ones pass. `at` is the place of the object in the request, such as "sampling_params.".
 
 sampling.SamplingFields, sampling.sampling_of(fields, alternatives=, default_max_tokens=, at=, names=)
-    Makes a Sampling. vLLM's names, to be inherited by a dialect's Struct or used for its `sampling_params`. A
-    dialect with other names renames them first.
+    Makes a Sampling. SamplingFields has vLLM's names; a dialect's Struct inherits it, or uses it for its
+    `sampling_params`. A dialect with other names renames them first.
 
-core.prompted(prompt, sampling, request_id=, wants_text=) -> Prompted       checks the prompt's ids and length
-core.whole(prompted) -> list[Completion]                 all samples, by index; generation.py has the classes
-core.streamed(prompted) -> iterator of Piece | Ending        closing it (contextlib.aclosing) ends the call
-core.scored(prompts, alternatives, field, digest) -> list[TokenLogprobs]     by the scorer, of prompts
-    `digest`: of the weights that serve in the rollout (answers.digest_of); others in the scorer are a 409. So
-    whoever updates the weights updates both.
-core.server_info() -> RolloutServerInfo     asked anew, with the gateway's own token: for the weight version
+core.prompted(prompt, sampling, request_id=, wants_text=) -> Prompted checks the prompt's ids and length
+core.whole(prompted) -> list[Completion] all samples, by index; generation.py has the classes
+core.streamed(prompted) -> iterator of Piece | Ending closing it (contextlib.aclosing) ends the call
+core.scored(prompts, alternatives, field, digest) -> list[TokenLogprobs] prompts, by the scorer
+    `digest`: of the weights in use in the rollout (answers.digest_of). If the scorer has others, the error is
+    409. So a client that updates the weights must update both.
+core.server_info() -> RolloutServerInfo asked again each time, with the gateway's own token
 
 logprobs.content(piece_or_completion, texts, limit), logprobs.rows(...), logprobs.prompt_rows(...)
-    Logprobs as JSON wants them. `core.texts` gives the text and the bytes of a token; `texts=None` names
-    tokens "token_id:N". Encode with http.encode, whose floats keep every bit.
+    Logprobs in JSON's form. `core.texts` gives the text and the bytes of a token; with `texts=None` tokens
+    are named "token_id:N". Encode with http.encode, whose floats keep every bit.
 
-core.check_model(name)      404 for a name that is not the model's
-core.request_id(call, field)    the request's own field, that of the header X-Request-Id, or a new one
-core.counters               numbers of requests, by path and status, and of tokens
+core.check_model(name) 404 for a name that is not the model's core.request_id(call, field) the request's own
+field, or the header X-Request-Id, or a new id core.counters numbers of requests, by path and status, and of
+tokens
 """
 
 import contextlib
@@ -94,7 +94,7 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the rollout says of model and limits."""
+    """What the rollout reports about model and limits."""
 
     context_length: int  # prompt and completion together
     vocab_size: int
@@ -107,7 +107,7 @@ class Core:
     """One gateway: its settings, the services, the tokenizer, counters."""
 
     def __init__(self, settings: Settings, engine: Engine | None = None):
-        """`engine`: another core's, which closes it."""
+        """`engine`: the engine of another core, which closes it; None: a new engine."""
         self.settings = settings
         self.engine = engine or Engine(settings)
         self.tokenizer = Tokenizer(settings.model)
@@ -115,9 +115,9 @@ class Core:
         self.counters = Counters()
         self.access = AccessFile(settings.access_file) if settings.access_file else None
         self.bodies = BodyBudget(settings.max_bodies_bytes)
-        self._samples = 0  # that come in pieces now
-        self.connections: Callable[[], int] = lambda: 0  # that are open; the server knows
-        self.names = settings.names  # of the model, at least one
+        self._samples = 0  # the number of samples that are streamed now
+        self.connections: Callable[[], int] = lambda: 0  # the number of open ones; the server sets it
+        self.names = settings.names  # names of the model, at least one
         self._facts: Facts | None = None
 
     def route(
@@ -129,11 +129,15 @@ class Core:
         roles: tuple[str, ...] = (),
         errors: ErrorBody = openai_body,
     ) -> Route:
-        """A route that answers `path`; the module's docstring has the rest."""
+        """Returns a route that answers `path`; the module's docstring describes the arguments."""
         return Route(path, _Endpoint(self, path, handler, roles, errors), methods=list(methods))
 
     async def facts(self) -> Facts:
-        """HttpError 503 and others: the rollout does not say."""
+        """Returns what the rollout reports about model and limits.
+
+        Raises:
+          HttpError: 503 and others: the rollout does not answer.
+        """
         if self._facts is None:
             info = await self.server_info()
             found = re.search(r"eos_token_ids=([\d,]+)", info.server.fingerprint.settings)
@@ -147,7 +151,11 @@ class Core:
         return self._facts
 
     async def server_info(self) -> rollout_pb2.RolloutServerInfo:
-        """What the rollout says of itself now. HttpError 503: it does not let the gateway ask."""
+        """Returns the rollout's description of itself now.
+
+        Raises:
+          HttpError: 503: the rollout does not let the gateway ask.
+        """
         try:
             return await self.engine.info()
         except (UnauthenticatedError, PermissionDeniedError) as error:
@@ -166,11 +174,11 @@ class Core:
         wants_text: bool = True,
         waits: bool = False,
     ) -> Prompted:
-        """What Generate is told. Without max_tokens, samples may go up to the end of the context.
+        """Returns the arguments of Generate. Without max_tokens, samples may reach the end of the context.
 
         Args:
-          waits: while the rollout's queue is full; else that is an error, 429. For one prompt of many, since
-            a client that came again would begin all of them again.
+          waits: True: wait while the rollout's queue is full; False: then the error is 429. True is for one
+            prompt of many, since a client that tries again would begin all of them again.
 
         Raises:
           BadRequest: the prompt is empty, has an id outside the vocabulary, or fills the context.
@@ -191,7 +199,7 @@ class Core:
         return Prompted(prompt, sampling, request_id, ends=ends, wants_text=wants_text, waits=waits)
 
     async def whole(self, wanted: Prompted) -> list[Completion]:
-        """All samples of a prompt, by index."""
+        """Returns all samples of a prompt, by index."""
         with self._paced(wanted) as interval_ms:
             found = await generation.whole(
                 self.engine.rollout, self.tokenizer, self.texts, wanted, interval_ms
@@ -200,7 +208,8 @@ class Core:
         return found
 
     async def streamed(self, wanted: Prompted) -> AsyncGenerator[Piece | Ending, None]:
-        """Pieces as they come, and the ending of each sample; samples are interleaved."""
+        """Yields pieces as they come, and the ending of each sample. The pieces of different samples are
+        interleaved."""
         count = 0
         with self._paced(wanted) as interval_ms:
             try:
@@ -216,8 +225,8 @@ class Core:
 
     @contextlib.contextmanager
     def _paced(self, wanted: Prompted) -> Iterator[int]:
-        """The milliseconds between two pieces of a sample with which this process can write all: 0 for
-        a few samples, 102 for 512. A piece has the tokens that came meanwhile."""
+        """Yields the milliseconds between two pieces of a sample that let this process write all samples: 0
+        for a few samples, 102 for 512. A piece has the tokens that arrived in that time."""
         self._samples += wanted.sampling.n
         try:
             yield int(self._samples * _MS_PER_SAMPLE)
@@ -227,12 +236,15 @@ class Core:
     async def scored(
         self, prompts: Sequence[Sequence[int]], alternatives: int, field: str, digest: str = ""
     ) -> list[types_pb2.TokenLogprobs]:
-        """The model's own logprobs of each prompt's tokens but the first, by the scorer.
+        """Returns the model's own logprobs of all tokens of each prompt except the first, from the scorer.
 
         Args:
-          alternatives: how many of the most likely tokens to report beside each.
-          field: what asks for them, for errors.
-          digest: of the rollout's weights; HttpError 409: the scorer has others. Empty: any.
+          alternatives: how many of the most likely tokens to report at each position.
+          field: the field of the request that asks for them, for errors.
+          digest: the digest of the rollout's weights; empty: any.
+
+        Raises:
+          HttpError: 409: the scorer has weights of another digest.
         """
         if self.engine.scorer is None:
             raise not_offered(field, "the gateway runs without --scorer")
@@ -258,16 +270,20 @@ class Core:
         return [found[index] for index in range(len(prompts))]
 
     def check_model(self, name: str | None) -> str:
-        """The model's name for an answer: `name`, or the first one. HttpError 404: it is another model."""
+        """Returns the model's name for an answer: `name`, or the first name.
+
+        Raises:
+          HttpError: 404: `name` is another model.
+        """
         if name is None or name == "":
             return self.names[0]
         if name not in self.names:
             there = ", ".join(self.names)
-            raise HttpError(404, f"model {name[:256]!r} is not served here; there is {there}", "model")
+            raise HttpError(404, f"model {name[:256]!r} is not served here, expected {there}", "model")
         return name
 
     def request_id(self, call: Call, field: str | None = None) -> str:
-        """`field`, the request's own; else the header X-Request-Id if it can be an id; else a new id."""
+        """Returns `field`, the request's own; or the header X-Request-Id, if it can be an id; or a new id."""
         if field:
             if not _REQUEST_ID.fullmatch(field):
                 raise BadRequest("request_id: expected 1 to 128 printable ASCII characters", "request_id")
@@ -280,9 +296,13 @@ class Core:
 
 
 def check_prompt(prompt: Sequence[int], facts: Facts, field: str = "prompt") -> None:
-    """BadRequest: `prompt` cannot be one of this model."""
+    """Checks the ids and the length of a prompt.
+
+    Raises:
+      BadRequest: they do not fit the model.
+    """
     if not prompt:
-        raise BadRequest(f"{field}: expected one token at least", field)
+        raise BadRequest(f"{field}: expected at least one token", field)
     if len(prompt) >= facts.context_length:
         raise BadRequest(
             f"{field} has {len(prompt)} tokens, and the model's context length is {facts.context_length}:"
@@ -295,14 +315,22 @@ def check_prompt(prompt: Sequence[int], facts: Facts, field: str = "prompt") -> 
 
 
 def check_alternatives(count: int, facts: Facts, field: str) -> int:
-    """`count` of the most likely tokens. BadRequest: more than there are to have."""
+    """Returns `count`, the number of most likely tokens to report.
+
+    Raises:
+      BadRequest: the rollout does not report that many.
+    """
     if not 0 <= count <= facts.max_logprobs:
         raise BadRequest(f"{field} is {count}, expected 0 to {facts.max_logprobs}", field)
     return count
 
 
 def token_ids(value: object, field: str) -> list[int]:
-    """`value` as token ids. BadRequest: it is no list of integers."""
+    """Returns `value` as token ids.
+
+    Raises:
+      BadRequest: it is not a list of integers.
+    """
     try:
         return msgspec.convert(value, _IDS)
     except msgspec.ValidationError as error:
@@ -321,7 +349,7 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = Sender(send)
-        status = 499  # the client went
+        status = 499  # the client has disconnected
         try:
             status = await self._answer(scope, receive, sender)
         except ClientGone:

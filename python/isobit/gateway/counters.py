@@ -1,10 +1,10 @@
-"""The gateway's own numbers, in Prometheus's text format."""
+"""The gateway's own metrics, in Prometheus's text format."""
 
 from collections import Counter
 
 
 class Counters:
-    """Counts since the start, of one process."""
+    """Counts of one process since its start."""
 
     def __init__(self):
         self._requests: Counter[tuple[str, int]] = Counter()
@@ -12,7 +12,7 @@ class Counters:
         self._completion_tokens = 0
 
     def request(self, path: str, status: int) -> None:
-        """One request to a route has ended. 499: its client went."""
+        """Counts a request that has ended. Status 499: its client disconnected."""
         self._requests[path, status] += 1
 
     def tokens(self, prompt: int, completion: int) -> None:
@@ -20,9 +20,9 @@ class Counters:
         self._completion_tokens += completion
 
     def page(self, connections: int, body_bytes: int) -> str:
-        """The numbers, with what is open and in hand now."""
+        """Returns the metrics page, with the connections and body bytes held now."""
         lines = [
-            "# HELP isobit_gateway_requests_total Requests that have ended; 499: the client went.",
+            "# HELP isobit_gateway_requests_total Requests that have ended; 499: the client disconnected.",
             "# TYPE isobit_gateway_requests_total counter",
         ]
         for (path, status), count in sorted(self._requests.items()):
@@ -31,7 +31,7 @@ class Counters:
             ("prompt_tokens_total", "counter", self._prompt_tokens, "Tokens of prompts."),
             ("completion_tokens_total", "counter", self._completion_tokens, "Tokens that samples got."),
             ("connections", "gauge", connections, "Connections that are open."),
-            ("body_bytes", "gauge", body_bytes, "Bytes of request bodies in hand."),
+            ("body_bytes", "gauge", body_bytes, "Bytes of request bodies held now."),
         ):
             full = f"isobit_gateway_{name}"
             lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}", f"{full} {value}"]

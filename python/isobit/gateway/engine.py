@@ -1,4 +1,4 @@
-"""The services behind a gateway: isobit's asyncio clients, whose calls carry the token of who called."""
+"""The services behind a gateway: isobit's asyncio clients, whose calls carry the caller's token."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -17,14 +17,14 @@ from isobit.v1 import rollout_pb2, scorer_pb2
 _HEALTH_TIMEOUT_S = 5.0
 
 
-# What a service with --admin_port serves at its main port.
+# The methods that a service with --admin_port serves at its main port.
 _AT_MAIN_PORT = frozenset(("Generate", "Abort", "Score", "Tap", "GetServerInfo", "GetLoad"))
 
 
 class _Forwarding:
-    """A client whose calls carry the caller's token; without one, the client's own."""
+    """A client whose calls carry the caller's token, or its own if there is none."""
 
-    admin: "_Forwarding | None" = None  # at the service's admin port, if it has one
+    admin: "_Forwarding | None" = None  # a client for the service's admin port, if it has one
 
     async def _start(self, method: str, request: Any, timeout: float | None) -> grpc.aio.Call:
         if self.admin is not None and method not in _AT_MAIN_PORT:
@@ -43,16 +43,16 @@ class _Forwarding:
         return (("authorization", f"Bearer {token}"),) if self.may_forward else ()
 
     def own_metadata(self) -> tuple[tuple[str, str], ...]:
-        """What calls of the gateway itself carry."""
+        """The metadata of the gateway's own calls."""
         return super()._metadata()
 
     @property
     def may_forward(self) -> bool:
-        """Whether nobody on the way can read a token."""
+        """Whether no one on the network can read a forwarded token."""
         return self._endpoint.credentials is not None or is_loopback(self.target)
 
     async def is_serving(self) -> bool:
-        """Whether the service says that it serves."""
+        """Whether the service reports that it serves."""
         self._open()
         call = self._health.Check(HealthCheckRequest(), timeout=_HEALTH_TIMEOUT_S)
         with self._reachability.of_call(), self._in_flight(call):
@@ -60,27 +60,31 @@ class _Forwarding:
 
 
 class RolloutClient(_Forwarding, aio.RolloutClient):
-    """As isobit.aio.RolloutClient."""
+    """Like isobit.aio.RolloutClient, with forwarded tokens."""
 
     def events(self, request: rollout_pb2.GenerateRequest, waits: bool) -> AsyncGenerator[Any, None]:
-        """The messages of a Generate call, as they come; whoever closes it ends the call.
-        waits: while the queue is full, instead of ResourceExhaustedError."""
+        """Yields the messages of a Generate call as they come. Closing the iterator ends the call. waits:
+        wait while the queue is full; False raises ResourceExhaustedError."""
         return self._stream("Generate", request, None, lambda response: (response,), waits)
 
 
 class ScorerClient(_Forwarding, aio.ScorerClient):
-    """As isobit.aio.ScorerClient."""
+    """Like isobit.aio.ScorerClient, with forwarded tokens."""
 
     def results(self, request: scorer_pb2.ScoreRequest) -> AsyncGenerator[Any, None]:
-        """The messages of a Score call, as they come, in any order."""
+        """Yields the messages of a Score call as they come, in any order."""
         return self._stream("Score", request, None, lambda response: (response,), waits=False)
 
 
 class Engine:
-    """The rollout and, if there is one, the scorer. Belongs to the event loop of its first call."""
+    """The rollout and, if there is one, the scorer. It belongs to the event loop of its first call."""
 
     def __init__(self, settings: Settings):
-        """ValueError: a token would go to another host in plain text."""
+        """Makes the clients.
+
+        Raises:
+          ValueError: a token would go to another host in plain text.
+        """
         self.rollout = RolloutClient(settings.rollout, **settings.upstream)
         self.has_token = bool({"token", "token_file"} & settings.upstream.keys())
         self.scorer = None
@@ -93,22 +97,22 @@ class Engine:
         for service in (self.rollout, self.rollout.admin, self.scorer, self.scorer and self.scorer.admin):
             if settings.access_file and service is not None and not service.may_forward:
                 raise ValueError(
-                    f"{service.target} is another host: with --access_file it needs --upstream_tls_ca, else"
-                    " anybody could read the callers' tokens"
+                    f"{service.target} is another host: with --access_file it needs --upstream_tls_ca, since"
+                    " others could read the callers' tokens in plain text"
                 )
 
     async def info(self) -> rollout_pb2.RolloutServerInfo:
-        """What the rollout says of itself, asked with the gateway's own token."""
+        """Returns the rollout's description of itself, asked with the gateway's own token."""
         with as_caller(None):
             return await self.rollout.get_server_info()
 
     def own_token(self) -> str | None:
-        """The gateway's own token, if it has one."""
+        """The gateway's own token, or None."""
         metadata = dict(self.rollout.own_metadata())
         return metadata["authorization"].partition(" ")[2] if metadata else None
 
     async def is_serving(self) -> bool:
-        """Whether the rollout can be reached and serves, paused or not."""
+        """Whether the rollout can be reached and serves. A paused rollout serves, too."""
         with contextlib.suppress(IsobitError):
             return await self.rollout.is_serving()
         return False

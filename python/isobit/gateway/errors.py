@@ -1,6 +1,7 @@
-"""Errors as HTTP: which status a failed call has, and the body in which a dialect tells it.
+"""Errors as HTTP: the status of a failed call, and the body in which a dialect reports it.
 
-4xx: a client's fault, the same each time, and never of use to try again but for 429. 503: nothing has begun.
+4xx: the client's fault. It gets the same answer each time, so only 429 is worth another try. 503: nothing has
+begun.
 """
 
 import logging
@@ -30,7 +31,7 @@ from isobit.errors import (
 )
 
 _LOG = logging.getLogger("isobit.gateway")
-_MAX_RETRY_AFTER_S = 110  # clients of OpenAI's take no more than 120
+_MAX_RETRY_AFTER_S = 110  # OpenAI's clients ignore values above 120
 NO_RETRY = {"x-should-retry": "false"}
 _TYPES = {
     400: "BadRequestError",
@@ -42,7 +43,7 @@ _TYPES = {
     429: "RateLimitError",
     503: "ServiceUnavailableError",
 }
-# How the services' messages begin that name a field of SamplingParams.
+# The beginning of services' messages that name a field of SamplingParams.
 _SAMPLING_FIELD = re.compile(r"[\w +]*\bsampling\.(\w+)")
 _STATUS = {
     InvalidArgumentError: 400,
@@ -61,7 +62,7 @@ _STATUS = {
 
 
 class HttpError(Exception):
-    """What a client is told. `param` is the field of its request that is wrong, if one is."""
+    """An error for the client. `param`: the field of its request that is wrong, or None."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
@@ -74,19 +75,20 @@ class HttpError(Exception):
 
     @property
     def type(self) -> str:
-        """OpenAI's name of the class of errors."""
+        """OpenAI's name for this class of errors."""
         return _TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
 
 
 class BadRequest(HttpError):
-    """A field of the request is wrong as it stands."""
+    """A field of the request is wrong in itself."""
 
     def __init__(self, message: str, param: str | None = None):
         super().__init__(400, message, param)
 
 
 def not_offered(name: str, instead: str = "") -> BadRequest:
-    """The request asks for something that isobit does not have."""
+    """Returns the error for a request for something that isobit does not have. `instead`: the reason, or what
+    to use."""
     return BadRequest(f"{name} is not offered by isobit" + (f": {instead}" if instead else ""), name)
 
 
@@ -94,7 +96,7 @@ ErrorBody = Callable[[HttpError], dict[str, Any]]
 
 
 def openai_body(error: HttpError) -> dict[str, Any]:
-    """The form of OpenAI and vLLM, which readers of SGLang's errors take, too."""
+    """The form of OpenAI and vLLM. Clients that read SGLang's errors can read it, too."""
     return {
         "error": {
             "message": error.message,
@@ -106,7 +108,7 @@ def openai_body(error: HttpError) -> dict[str, Any]:
 
 
 def as_http(error: Exception) -> HttpError:
-    """What a client is told of any exception that ended its request."""
+    """Returns the error that the client gets, for any exception that ended its request."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, ResourceExhaustedError):
@@ -125,29 +127,30 @@ def as_http(error: Exception) -> HttpError:
     if isinstance(error, TimeoutError):
         return HttpError(504, str(error) or "the service did not answer in time", headers=NO_RETRY)
     _LOG.error("a request failed", exc_info=error)
-    return HttpError(500, "the gateway failed; its log says why", headers=NO_RETRY)
+    return HttpError(500, "the gateway failed; its log has the reason", headers=NO_RETRY)
 
 
 def retry_after(milliseconds: int) -> dict[str, str]:
-    """The headers that say when to try again: in under two minutes, since clients ignore more."""
+    """Returns the headers that say when to try again: within two minutes, since clients ignore longer
+    times."""
     bounded = min(max(milliseconds, 1), _MAX_RETRY_AFTER_S * 1000)
     return {"retry-after": str(math.ceil(bounded / 1000)), "retry-after-ms": str(bounded)}
 
 
 def _exhausted(error: ResourceExhaustedError) -> HttpError:
-    if error.retry_after_ms is None:  # too large by itself: a 429 would be sent again for ever
+    if error.retry_after_ms is None:  # too large by itself: with a 429 the client would try again for ever
         return HttpError(413, error.details)
     return HttpError(429, error.details, headers=retry_after(error.retry_after_ms))
 
 
 def field_of(error: msgspec.ValidationError, at: str = "") -> BadRequest:
-    """msgspec's error, such as "Expected `int`, got `str` - at `$.max_tokens`", with the field's name.
-    at: the place of the object that was checked, in the request."""
+    """Returns msgspec's error, such as "Expected `int`, got `str` - at `$.max_tokens`", as a BadRequest that
+    names the field. at: the place of the checked object in the request."""
     text, _, path = str(error).partition(" - at `$")
     path = path.rstrip("`").removeprefix(".")
     if text.startswith("Object contains unknown field"):
         path = f"{path}.{text.split('`')[1]}".lstrip(".")
         name = f"{at}{path}"
-        return BadRequest(f"{name}: isobit knows no such field", name)
+        return BadRequest(f"{name}: unknown field", name)
     name = f"{at}{path}"
     return BadRequest(f"{name}: {text[:1].lower()}{text[1:]}" if name else text, name or None)

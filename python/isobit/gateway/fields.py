@@ -1,7 +1,7 @@
-"""Request bodies: JSON to checked fields, with errors that name the field.
+"""Request bodies: from JSON to checked fields, with errors that name the field.
 
-A field that isobit does not know is an error, and so is one that asks for what isobit does not have. Fields
-that change no token, which clients send by habit, pass: HARMLESS.
+A field that isobit does not know is an error, and so is one that asks for something isobit does not have.
+Fields that change no token, which many clients send by default, are accepted: HARMLESS.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from isobit.gateway.errors import BadRequest, field_of, not_offered
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
-# They change no token, whatever their value.
+# These fields change no token, whatever their value.
 HARMLESS = frozenset((
     "cache_salt", "clear_cache", "detokenize", "extra_key", "flush_cache", "is_checkpoint_format",
     "metadata", "output_kind", "prompt_cache_key", "prompt_cache_retention", "routed_experts_prompt_start",
@@ -22,7 +22,7 @@ HARMLESS = frozenset((
     "stream_interval", "torch_empty_cache", "user",
 ))  # fmt: skip
 
-# What asks for nothing if it has one of these values; any other value is refused.
+# These fields ask for nothing if they have one of these values; any other value is refused.
 ONLY = {
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -53,24 +53,28 @@ ONLY = {
 
 
 def json_of(body: bytes) -> Any:
-    """The value that `body` is the JSON of. BadRequest: it is none."""
+    """Returns the value that `body` encodes.
+
+    Raises:
+      BadRequest: `body` is not JSON.
+    """
     try:
         return msgspec.json.decode(body)
     except RecursionError:
         raise BadRequest("the request's JSON is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise BadRequest(f"the request is no JSON: {error}") from None
+        raise BadRequest(f"the request is not JSON: {error}") from None
 
 
 def object_of(body: bytes) -> dict[str, Any]:
-    """The object that `body` is the JSON of; of an empty body, an empty one. Fields that are null are as if
-    they were not there."""
+    """Returns the JSON object in `body`; for an empty body, an empty object. Fields that are null are left
+    out."""
     value = json_of(body) if body.strip() else {}
     return without_nulls(value, "the request")
 
 
 def without_nulls(value: Any, what: str) -> dict[str, Any]:
-    """`value`, which must be an object, without fields that are null."""
+    """Returns `value`, which must be an object, without fields that are null."""
     if not isinstance(value, dict):
         raise BadRequest(f"{what}: expected a JSON object, got {type(value).__name__}")
     return {name: item for name, item in value.items() if item is not None}
@@ -82,11 +86,14 @@ def checked(
     at: str = "",
     harmless: Collection[str] = (),
 ) -> _Struct:
-    """`fields` as a `kind`, whose field names and types say what may be there.
+    """Returns `fields` as a `kind`, whose field names and types say what is allowed.
 
     Args:
-      at: the object's place in the request, such as "sampling_params.", for errors.
-      harmless: more names that pass, whatever their value.
+      at: the place of the object in the request, such as "sampling_params.", for errors.
+      harmless: further names that are accepted, whatever their value.
+
+    Raises:
+      BadRequest: a field is unknown, not offered, or of a wrong type.
     """
     known = kind.__struct_encode_fields__
     kept = {name: value for name, value in fields.items() if name in known}
@@ -104,7 +111,7 @@ def checked(
 
 def _check_other(name: str, value: Any, at: str, known: tuple[str, ...]) -> None:
     if name in ONLY:
-        is_bool = isinstance(value, bool)  # which equals 0 or 1
+        is_bool = isinstance(value, bool)  # checked, since a bool equals 0 or 1
         if not any(value == allowed and isinstance(allowed, bool) == is_bool for allowed in ONLY[name]):
             raise not_offered(f"{at}{name}")
         return

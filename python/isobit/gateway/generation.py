@@ -1,4 +1,5 @@
-"""Samples as every dialect needs them: tokens with logprobs and text, ended by tokens, lengths and texts."""
+"""Samples for every dialect: tokens with logprobs and text, ended by stop tokens, lengths and stop
+strings."""
 
 import dataclasses
 from array import array
@@ -23,11 +24,11 @@ _REASONS: dict[int, FinishReason] = {
 
 @dataclasses.dataclass(slots=True)
 class Piece:
-    """The next tokens of a sample. All sequences but `top` have one entry a token; `top` may be empty."""
+    """The next tokens of a sample. All sequences have one entry for each token, but `top` may be empty."""
 
-    index: int  # the sample, in [0, n)
+    index: int  # of the sample, in [0, n)
     token_ids: Sequence[int]
-    logprobs: Sequence[float]  # float32, widened
+    logprobs: Sequence[float]  # float32 values as Python floats
     weight_versions: Sequence[int]
     top: Sequence[types_pb2.TopLogprobs]  # alternatives, most likely first
     text: str  # may lag behind the tokens
@@ -35,13 +36,14 @@ class Piece:
 
 @dataclasses.dataclass(slots=True)
 class Ending:
-    """The end of a sample. What comes after a stop string is dropped, and the sample has no `complete`."""
+    """The end of a sample. If a stop string ended it, later tokens are dropped, and there is no
+    `complete`."""
 
     index: int
     finish_reason: FinishReason
     stop_reason: int | str | None  # a token of the request's stop_token_ids, or a stop string
     stop_token_id: int | None  # the token that ended it, the model's own end-of-sequence tokens included
-    text: str  # that was held back
+    text: str  # the text that was held back
     abort_reason: str = ""
     complete: rollout_pb2.GenerateComplete | None = None
 
@@ -52,7 +54,7 @@ class Ending:
 
 @dataclasses.dataclass(slots=True)
 class Completion:
-    """A whole sample; token ids and logprobs are arrays, which take a tenth of the memory of lists."""
+    """A whole sample. Token ids and logprobs are arrays, which take a tenth of the memory of lists."""
 
     index: int
     token_ids: array = dataclasses.field(default_factory=lambda: array("I"))
@@ -72,7 +74,7 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True)
 class Prompted:
-    """One prompt with all that Generate is told, except how the answer is to come."""
+    """One prompt with all arguments of Generate, except the way in which the answer is sent."""
 
     prompt: Sequence[int]
     sampling: Sampling
@@ -80,7 +82,7 @@ class Prompted:
     logprob_mode: int = types_pb2.LOGPROB_MODE_PROCESSED
     ends: frozenset[int] = frozenset()  # tokens that end a sample
     wants_text: bool = True
-    waits: bool = False  # while the rollout's queue is full, instead of an error
+    waits: bool = False  # wait while the rollout's queue is full, instead of raising an error
 
     def message(self, final_only: bool, interval_ms: int = 0) -> rollout_pb2.GenerateRequest:
         return rollout_pb2.GenerateRequest(
@@ -107,8 +109,8 @@ class Prompted:
 async def streamed(
     rollout: RolloutClient, texts: TokenTexts, wanted: Prompted, interval_ms: int = 0
 ) -> AsyncGenerator[Piece | Ending, None]:
-    """Pieces as they come, and the ending of each sample; samples are interleaved. Closing the iterator ends
-    the call at the rollout. interval_ms: at least, from one piece of a sample to the next."""
+    """Yields pieces as they come, and the ending of each sample; samples are interleaved. Closing the
+    iterator ends the call at the rollout. interval_ms: the shortest time between two pieces of a sample."""
     samples = wanted.sampling.n
     decoders = [wanted.text(texts) if wanted.wants_text else None for _ in range(samples)]
     ended: set[int] = set()
@@ -135,7 +137,8 @@ async def streamed(
 async def whole(
     rollout: RolloutClient, tokenizer: Tokenizer, texts: TokenTexts, wanted: Prompted, interval_ms: int = 0
 ) -> list[Completion]:
-    """All samples of a prompt, by index. interval_ms: between two looks for a stop string."""
+    """Returns all samples of a prompt, by index. interval_ms: the time between two searches for a stop
+    string."""
     found = [Completion(index) for index in range(wanted.sampling.n)]
     if wanted.sampling.stop and wanted.wants_text:
         async with aclosing(streamed(rollout, texts, wanted, interval_ms)) as events:
@@ -158,7 +161,7 @@ async def whole(
                     sample.text = _whole_text(tokenizer, sample, wanted)
     for sample in found:
         if sample.ending is None or len(sample.token_ids) != sample.ending.complete.num_completion_tokens:
-            raise IncompleteStreamError(f"sample {sample.index} of {len(found)} did not come whole")
+            raise IncompleteStreamError(f"sample {sample.index} of {len(found)} is incomplete")
     return found
 
 

@@ -1,8 +1,8 @@
-"""Keeps pages that a browser has loaded elsewhere from calling a gateway on its user's machine.
+"""Protects a gateway on a user's machine from web pages of other sites in the user's browser.
 
-A page may send a POST to any address, or have its own name lead to 127.0.0.1. So the gateway answers a
-request with an Origin only if it is its own, and at a loopback address only to loopback's names and to
-addresses.
+Such a page can send a POST to any address, or make its own host name resolve to 127.0.0.1. So the gateway
+answers a request with an Origin only if that is the gateway's own. At a loopback address it answers only if
+the Host is a loopback name or an address.
 """
 
 import ipaddress
@@ -14,7 +14,11 @@ from isobit.gateway.errors import HttpError
 
 
 def check_browser(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-    """HttpError 403: a page from elsewhere sends the request."""
+    """Checks that a request does not come from a page of another site.
+
+    Raises:
+      HttpError: 403: it does.
+    """
     host = headers.get(b"host", b"").decode("latin-1").lower()
     origin = headers.get(b"origin")
     if origin is not None:

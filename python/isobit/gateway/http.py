@@ -1,6 +1,5 @@
-"""Requests and answers of the gateway, above ASGI: bounded bodies, answers of JSON and of events, and the end
-of a request whose client goes.
-"""
+"""Requests and answers of the gateway, above ASGI: bounded bodies, answers as JSON and as events, and the end
+of a request whose client disconnects."""
 
 import asyncio
 import contextlib
@@ -16,13 +15,13 @@ from isobit.gateway.errors import ErrorBody, HttpError, as_http, retry_after
 _JSON = b"application/json"
 _DONE = b"data: [DONE]\n\n"
 _LINGER_S = 2.0
-_GATHER_BYTES = 64 * 1024  # pieces of a long answer are sent together up to this
+_GATHER_BYTES = 64 * 1024  # pieces of a long answer are sent together, up to this size
 
 encode = msgspec.json.Encoder().encode
 
 
 class Answer:
-    """An answer that is there as a whole: bytes, or a value that becomes JSON."""
+    """An answer that is complete: bytes, or a value that becomes JSON."""
 
     def __init__(
         self,
@@ -42,10 +41,10 @@ class Answer:
 
 
 class LastAnswer(Answer):
-    """An answer to a body that was not read whole; the connection ends with it.
+    """An answer to a request whose body was not read to its end. The connection is closed after it.
 
-    A client that still sends would meet a reset connection, and might lose the answer. So for a while what it
-    sends is read and dropped before the connection is closed.
+    If the connection were closed at once, a client that still sends would get a reset, and might lose the
+    answer. So the rest of the body is read and dropped for a while first.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +58,7 @@ class LastAnswer(Answer):
 
 
 class LongAnswer:
-    """A JSON answer that is written piece by piece, so that it is never in memory as a whole."""
+    """A JSON answer that is written in pieces, so that it is never in memory as a whole."""
 
     status = 200
 
@@ -79,7 +78,7 @@ class LongAnswer:
                 begun = True
             await send({"type": "http.response.body", "body": b"".join(gathered), "more_body": True})
             gathered, size = [], 0
-            await asyncio.sleep(0)  # a long answer delays no other
+            await asyncio.sleep(0)  # so that a long answer does not delay others
         body = b"".join(gathered)
         if not begun:
             headers = [*self._headers, (b"content-length", str(len(body)).encode())]
@@ -88,8 +87,8 @@ class LongAnswer:
 
 
 class Events:
-    """An answer of server-sent events. The status is 200 once the first has come; what fails before has a
-    status of its own, and what fails later is an event with `error`."""
+    """An answer of server-sent events. Its status is 200 once the first event is there. An error before that
+    has a status of its own; a later one becomes an event with `error`."""
 
     status = 200
 
@@ -100,7 +99,7 @@ class Events:
         done: bytes = _DONE,
         headers: Mapping[str, str] | None = None,
     ):
-        """Events are bytes, or values that become JSON. `done` follows the last."""
+        """Events are bytes, or values that become JSON. `done` is sent after the last one."""
         self._events = events
         self._errors = errors
         self._done = done
@@ -110,7 +109,7 @@ class Events:
         self._first: list[Any] = []
 
     async def begin(self) -> None:
-        """Waits for the first event; raises what it raises."""
+        """Waits for the first event. Raises the exception that making it raises."""
         with contextlib.suppress(StopAsyncIteration):
             self._first.append(await anext(self._events))
 
@@ -138,17 +137,21 @@ AnyAnswer = Answer | LongAnswer | Events
 
 
 class BodyBudget:
-    """The bytes of all bodies in hand."""
+    """Bounds the bytes of all request bodies that are held."""
 
     def __init__(self, limit: int):
         self._limit = limit
         self.used = 0
 
     def take(self, size: int) -> None:
-        """HttpError 429: there is no room now."""
+        """Takes `size` bytes of the budget.
+
+        Raises:
+          HttpError: 429: there is no room now.
+        """
         if self.used + size > self._limit:
             raise HttpError(
-                429, f"the bodies in hand have {self.used} bytes, expected at most {self._limit}", None,
+                429, f"the bodies held now have {self.used} bytes, expected at most {self._limit}", None,
                 retry_after(1000),
             )  # fmt: skip
         self.used += size
@@ -163,7 +166,7 @@ class Call:
     def __init__(self, scope: Scope, body: bytes, token: str | None):
         self.scope = scope
         self.body = body
-        self.token = token  # that the caller sent
+        self.token = token  # the caller's bearer token
         self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
@@ -177,12 +180,12 @@ class Call:
         return self.scope.get("path_params", {})
 
     def drop_body(self) -> int:
-        """Forgets the body, as a stream may last long; returns its length."""
+        """Drops the body, since a stream may last long. Returns the body's length."""
         size, self.body = len(self.body), b""
         return size
 
     def object(self) -> dict[str, Any]:
-        """The body's JSON object, without fields that are null; of no body, an empty one."""
+        """The JSON object in the body, without fields that are null; for an empty body, an empty object."""
         from isobit.gateway.fields import object_of
 
         return object_of(self.body)
@@ -194,11 +197,12 @@ Handler = Callable[[Call], Awaitable[AnyAnswer]]
 async def read_body(
     receive: Receive, headers: list[tuple[bytes, bytes]], limit: int, timeout_s: float, budget: BodyBudget
 ) -> bytes:
-    """The request's body, whose bytes the caller gives back to `budget`.
+    """Reads the body of a request. The caller must give its bytes back to `budget`.
 
     Raises:
-      HttpError 413: longer than `limit`. 408: not there in time. 415: compressed. 429: no room.
-      ClientGone: the client went.
+      HttpError: 408: it did not arrive in time. 413: it is longer than `limit`. 415: it is compressed. 429:
+        there is no room now.
+      ClientGone: the client disconnected.
     """
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
@@ -223,7 +227,7 @@ async def read_body(
                     return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
         budget.give_back(size)
-        raise HttpError(408, f"the body did not come within {timeout_s:g} s", None, _CLOSE) from None
+        raise HttpError(408, f"the body did not arrive within {timeout_s:g} s", None, _CLOSE) from None
     except BaseException:
         budget.give_back(size)
         raise
@@ -242,7 +246,7 @@ class ClientGone(Exception):
 
 @contextlib.asynccontextmanager
 async def ends_with_client(receive: Receive, is_done: Callable[[], bool]) -> AsyncIterator[None]:
-    """Cancels what runs in the block when the client goes, and raises ClientGone."""
+    """Cancels the code in the block when the client disconnects, and raises ClientGone."""
     task, gone = asyncio.current_task(), False
 
     async def watch() -> None:
@@ -266,7 +270,7 @@ async def ends_with_client(receive: Receive, is_done: Callable[[], bool]) -> Asy
 
 
 class Sender:
-    """`send` that knows whether the answer has begun and ended."""
+    """A wrapper of `send` that knows whether the answer has begun and ended."""
 
     def __init__(self, send: Send):
         self._send = send

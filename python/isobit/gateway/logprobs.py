@@ -1,7 +1,7 @@
-"""Logprobs as JSON gets them: never NaN or an infinity, which are no JSON, and never null.
+"""Logprobs in JSON: never NaN or infinite, which JSON cannot express, and never null.
 
-msgspec writes a float as the shortest decimal of its double, with a point or an exponent. So a float32,
-widened, is read back with the same bits, by readers of doubles and by those of float32.
+msgspec writes a float as the shortest decimal of its double, with a point or an exponent. So a float32 that
+was converted to a double is read back with the same bits, by readers of doubles and by readers of float32.
 """
 
 import math
@@ -16,15 +16,16 @@ Ranked = tuple[int, float, int | None]  # a token id, its logprob and its rank
 
 
 def token_name(token: int) -> str:
-    """A token as text that no other token has: vLLM's form."""
+    """A text that identifies a token, in vLLM's form."""
     return f"token_id:{token}"
 
 
 def ranked(token: int, logprob: float, top: types_pb2.TopLogprobs | None) -> list[Ranked]:
-    """The token itself first, then the most likely ones, each with its rank from 1.
+    """Returns the token itself first, then the most likely tokens, each with its rank from 1.
 
-    Alternatives that a filter has left no probability are left out. The token's own rank is where it stands
-    among the k most likely; None if it is not among them: the services do not count those before it.
+    Alternatives with probability 0 (because of a filter) are left out. The token's own rank is its place
+    among the k most likely ones. It is None if the token is not among them, since the services do not count
+    the tokens before it.
     """
     rest, own = [], None
     if top is not None:
@@ -37,7 +38,11 @@ def ranked(token: int, logprob: float, top: types_pb2.TopLogprobs | None) -> lis
 
 
 def checked(logprobs: Sequence[float]) -> Sequence[float]:
-    """`logprobs`, of drawn tokens, which are finite."""
+    """Returns `logprobs`.
+
+    Raises:
+      InternalError: one is not finite; logprobs of drawn tokens must be.
+    """
     if not all(map(math.isfinite, logprobs)):
         import grpc
 
@@ -46,18 +51,19 @@ def checked(logprobs: Sequence[float]) -> Sequence[float]:
 
 
 def rows(piece: Any) -> Iterator[list[Ranked]]:
-    """`ranked` of each token of a Piece or a Completion."""
+    """Yields `ranked` for each token of a Piece or a Completion."""
     top = piece.top or [None] * len(piece.token_ids)
     for token, logprob, alternatives in zip(piece.token_ids, checked(piece.logprobs), top, strict=True):
         yield ranked(token, logprob, alternatives)
 
 
 def content(piece: Any, texts: TokenTexts | None, limit: int | None) -> list[dict[str, Any]]:
-    """Chat's `logprobs.content`, one entry a token.
+    """Chat's `logprobs.content`, one entry for each token.
 
     Args:
-      texts: None: tokens are called "token_id:N".
-      limit: the most entries of top_logprobs, the token's own first; None: all, the own one included.
+      texts: the texts of tokens; None: tokens are named "token_id:N".
+      limit: the largest number of entries in top_logprobs, the token itself first; None: all, the token
+        included.
     """
     return [_entry(row, texts, limit) for row in rows(piece)]
 
@@ -86,10 +92,11 @@ def _named(token: int, logprob: float, rank: int | None, texts: TokenTexts | Non
 def prompt_rows(
     prompt: Sequence[int], scored: types_pb2.TokenLogprobs, texts: TokenTexts | None
 ) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: null for the first token, then an object by token id, the own one first.
+    """vLLM's `prompt_logprobs`: null for the first token, then for each token an object by token id, the
+    token itself first.
 
-    Readers sort by rank. So an own token that is not among the k most likely has k + 1 beside them, where it
-    would stand; alone it has None.
+    Clients sort by rank. So a token that is not among the k most likely has the rank k + 1, which puts it
+    after them; without alternatives its rank is None.
     """
     found: list[dict[str, Any] | None] = [None]
     top = scored.top or [None] * len(scored.token_ids)

@@ -1,6 +1,5 @@
-"""What a gateway must remember beside the services: labels of weight versions, which directory serves, and
-what sleeps. All workers of a gateway share it.
-"""
+"""What a gateway must remember itself, since the services do not: labels of weight versions, the directory of
+the weights in use, and what is asleep. All workers of a gateway share it."""
 
 import contextlib
 import fcntl
@@ -9,28 +8,29 @@ from collections.abc import Iterator
 
 import msgspec
 
-# Names the descriptor of a file that workers.share_notes makes; without it a process remembers for itself.
+# This environment variable names the descriptor of a file made by workers.share_notes. Without it, a process
+# keeps its own notes.
 NOTES = "ISOBIT_GATEWAY_NOTES_FD"
-MAX_LABELS = 4096  # older ones are forgotten
+MAX_LABELS = 4096  # the oldest ones beyond this number are dropped
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A directory whose weights an update has put to serve."""
+    """The directory of the weights in use."""
 
     path: str  # below --model_root
-    stamp: str  # of its files
+    stamp: str  # changes with the files of the directory
     id: int
     digest: str
 
 
 class Note(msgspec.Struct):
-    labels: dict[int, str] = {}  # by version id, in the order in which they were given
+    labels: dict[int, str] = {}  # by version id, in the order in which clients set them
     served: Served | None = None
-    asleep: set[str] = set()  # of "weights" and "kv_cache"
+    asleep: set[str] = set()  # a subset of {"weights", "kv_cache"}
 
     def label(self, version: int) -> str:
-        """What clients call the weights of that id: as they said, else SGLang's "default" for the first
-        weights, and the id for others."""
+        """The clients' name for the weights of this id. If they gave none: SGLang's "default" for the first
+        weights, otherwise the id."""
         return self.labels.get(version) or ("default" if version <= 1 else str(version))
 
     def put_label(self, version: int, label: str) -> None:
@@ -41,10 +41,11 @@ class Note(msgspec.Struct):
 
 
 class Notes:
-    """A Note that this process, or with a descriptor all workers, read and change."""
+    """A Note that this process reads and changes; with a descriptor, all workers share it."""
 
     def __init__(self, descriptor: int | None):
-        """descriptor: of a file that can be read and written, such as a memfd."""
+        """descriptor: a file open for reading and writing, such as a memfd; None: only this process has the
+        note."""
         self._descriptor = descriptor
         self._bytes = b""
         self._note = Note()
@@ -55,7 +56,7 @@ class Notes:
         return cls(int(value) if value else None)
 
     def read(self) -> Note:
-        """The note as it is now, not to be changed."""
+        """Returns the current note. Do not change it."""
         if self._descriptor is not None:
             fcntl.lockf(self._descriptor, fcntl.LOCK_SH)
             try:
@@ -66,7 +67,7 @@ class Notes:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Note]:
-        """The note, whose changes are kept when the block ends. The block must not wait for anything."""
+        """Yields the note; changes are stored when the block ends. The block must not wait for anything."""
         if self._descriptor is None:
             yield self._note
             return

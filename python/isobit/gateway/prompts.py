@@ -1,4 +1,4 @@
-"""What becomes a prompt: texts, token ids, conversations."""
+"""Makes prompts of texts, token ids and conversations."""
 
 import asyncio
 from typing import Any, Protocol
@@ -11,15 +11,15 @@ from isobit.gateway.errors import BadRequest
 from isobit.gateway.fields import json_of
 
 _MAX_PROMPTS = 8192
-_SHORT = 2048  # characters: texts above are encoded in a thread
+_SHORT = 2048  # characters; longer texts are encoded in a thread
 
 
 async def prompts_of(core: Core, value: Any, add_special_tokens: bool) -> list[list[int]]:
-    """The prompts of a completion: one text, one list of ids, or a list of either."""
+    """Returns the prompts of a completion. `value`: one text, one list of ids, or a list of either."""
     if isinstance(value, str):
         return [await encoded(core, value, add_special_tokens)]
     if not isinstance(value, list) or not value:
-        raise BadRequest("prompt: expected a text, token ids, or a list of either", "prompt")
+        raise BadRequest("prompt: expected a string, token ids, or a list of either", "prompt")
     if isinstance(value[0], int):
         return [token_ids(value, "prompt")]
     if len(value) > _MAX_PROMPTS:
@@ -40,7 +40,7 @@ async def encoded(core: Core, text: str, add_special_tokens: bool) -> list[int]:
 
 
 class Conversation(Protocol):
-    """What a request says of one."""
+    """The fields of a request that describe a conversation."""
 
     messages: list[dict[str, Any]] | None
     tools: list[dict[str, Any]] | None
@@ -53,16 +53,18 @@ class Conversation(Protocol):
 
 
 async def chat_prompt(core: Core, request: Conversation) -> list[int]:
-    """The token ids of a conversation by the model's chat template.
+    """Returns the token ids of a conversation, rendered with the model's chat template.
 
     Raises:
-      BadRequest: it is no conversation, or the template refuses it.
+      BadRequest: it is not a conversation, or the template refuses it.
     """
     conversation = [_message(message, index) for index, message in enumerate(request.messages or ())]
     variables = request.chat_template_kwargs or {}
     for name in variables:
         if name in ("messages", "tools", "documents", "template", "add_generation_prompt"):
-            raise BadRequest(f"chat_template_kwargs.{name}: expected as a field of its own", name)
+            raise BadRequest(
+                f"chat_template_kwargs.{name}: expected {name} as a field of the request itself", name
+            )
 
     def encode() -> list[int]:
         text = core.tokenizer.render_chat(
@@ -81,21 +83,22 @@ async def chat_prompt(core: Core, request: Conversation) -> list[int]:
     except (ValueError, TypeError) as error:
         raise BadRequest(f"messages: {error}", "messages") from None
     except RecursionError:
-        raise BadRequest("messages: they are nested too deeply", "messages") from None
+        raise BadRequest("messages are nested too deeply", "messages") from None
 
 
 def _message(message: dict[str, Any], index: int) -> Message:
-    """A message as templates take it: content of parts as one text, arguments of calls as objects."""
+    """Returns a message as templates expect it: the parts of the content as one text, the arguments of tool
+    calls as objects."""
     place = f"messages[{index}]"
     if not isinstance(message.get("role"), str):
-        raise BadRequest(f"{place}.role: expected a text", f"{place}.role")
+        raise BadRequest(f"{place}.role: expected a string", f"{place}.role")
     found = dict(message)
     if isinstance(content := message.get("content"), list):
         found["content"] = "\n".join(
             _text_of(part, f"{place}.content[{i}]") for i, part in enumerate(content)
         )
     elif not isinstance(content, str | None):
-        raise BadRequest(f"{place}.content: expected a text or a list of parts", f"{place}.content")
+        raise BadRequest(f"{place}.content: expected a string or a list of parts", f"{place}.content")
     if calls := message.get("tool_calls"):
         found["tool_calls"] = [_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(calls)]
     return found
@@ -106,10 +109,10 @@ def _text_of(part: Any, place: str) -> str:
         return part
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise BadRequest(f"{place}.type is {str(kind)[:64]!r}: the models take text alone", f"{place}.type")
+        raise BadRequest(f"{place}.type is {str(kind)[:64]!r}: the models take only text", f"{place}.type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
-        raise BadRequest(f"{place}.text: expected a text", f"{place}.text")
+        raise BadRequest(f"{place}.text: expected a string", f"{place}.text")
     return text
 
 
@@ -127,7 +130,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """How an answer of events is to come."""
+    """OpenAI's `stream_options`."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False

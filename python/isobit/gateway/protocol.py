@@ -1,6 +1,5 @@
-"""uvicorn's HTTP protocol with bounds that it lacks: on connections, on the head of a request, and on the
-time that a client takes to send one or to read an answer.
-"""
+"""uvicorn's HTTP protocol with limits that it lacks: on connections, on the head of a request, and on the
+time that a client takes to send a request or to read an answer."""
 
 import asyncio
 import json
@@ -20,7 +19,7 @@ _REASONS = {
 
 
 def protocol_for(settings: Settings) -> type[HttpToolsProtocol]:
-    """The class of a gateway's connections."""
+    """Returns the class for a gateway's connections."""
 
     class Protocol(_BoundedProtocol):
         bounds = settings
@@ -32,14 +31,14 @@ class _BoundedProtocol(HttpToolsProtocol):
     bounds: Settings
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _in_head = True  # the next bytes are of a head
-    _head_bytes = 0  # of it, so far
-    _excess_bytes = 0  # of a body's chunks and trailers, beyond what the body's bytes allow
+    _in_head = True  # the next bytes belong to a head
+    _head_bytes = 0  # bytes of this head so far
+    _excess_bytes = 0  # bytes of chunk headers and trailers, beyond those that the body's bytes justify
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > self.bounds.max_connections:
-            self._refuse(503, f"{self.bounds.max_connections} connections are open, which is the most")
+            self._refuse(503, f"{self.bounds.max_connections} connections are open, which is the limit")
             return
         self._begin_head()
 
@@ -69,7 +68,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        # A chunk of one byte comes with five more.
+        # A chunk of one byte needs five more.
         self._excess_bytes -= 8 * len(body)
         super().on_body(body)
 
@@ -79,10 +78,10 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._excess_bytes = 0
 
     def _should_upgrade(self) -> bool:
-        return True  # so that the base class leaves the request alone and calls what follows
+        return True  # so that the base class calls handle_websocket_upgrade
 
     def handle_websocket_upgrade(self) -> None:
-        self._refuse(400, "upgrade: the gateway speaks HTTP/1.1 alone")
+        self._refuse(400, "upgrade: the gateway speaks only HTTP/1.1")
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -99,10 +98,10 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.bounds.header_timeout_s, self._head_is_late)
 
     def _head_is_late(self) -> None:
-        self._refuse(408, f"the head of a request did not come within {self.bounds.header_timeout_s:g} s")
+        self._refuse(408, f"the head of a request did not arrive within {self.bounds.header_timeout_s:g} s")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answers without the application, and closes."""
+        """Answers without calling the application, and closes the connection."""
         self._stop_timers()
         if self.transport.is_closing():
             return

@@ -1,7 +1,8 @@
-"""Paths of vLLM, SGLang and their trainers that isobit answers by name: what is asked, why not, what to do.
+"""Paths of vLLM, SGLang and their trainers that isobit refuses by name, each with the reason and what to do
+instead.
 
-An answer is cheap and the same each time, since some clients ask again for a minute. 404 where a client takes
-it as "this server has no such feature", else 400.
+An answer is cheap and always the same, since some clients try again for a minute. The status is 404 where
+clients take that as "this server does not have the feature", otherwise 400.
 """
 
 from starlette.routing import Route
@@ -10,15 +11,15 @@ from isobit.gateway.core import Core
 from isobit.gateway.errors import ErrorBody, HttpError, openai_body
 from isobit.gateway.http import Answer, Call
 
-ADAPTERS = "isobit serves no LoRA adapters: merge them and send the whole weights"
-_PICKLES = "it reads pickles, which isobit does not: use a directory"
+ADAPTERS = "isobit serves no LoRA adapters: merge them into the weights and send these"
+_PICKLES = "its data are pickles, which isobit does not read: use a directory"
 _PACKED_ROUTING = "dense models have no routing to replay"
 _TORCH_GROUP = (
     "it needs PyTorch's process group, which isobit does not have: use a directory,"
     " /update_weights_from_disk (slime: --update-weight-transport disk; AReaL: weight_update_mode disk)"
 )
 
-# Path: (methods, status, why).
+# Path: (methods, status, reason).
 VLLM = {
     "/v1/load_lora_adapter": (("POST",), 404, ADAPTERS),
     "/v1/unload_lora_adapter": (("POST",), 404, ADAPTERS),
@@ -29,9 +30,9 @@ VLLM = {
     "/v1/chat/completions/render": (
         ("POST",),
         404,
-        "isobit serves text alone; /tokenize renders a conversation",
+        "isobit takes only text; /tokenize renders a conversation",
     ),
-    "/fetch_weights": (("POST",), 400, "it applies parts of a checkpoint: send whole weights"),
+    "/fetch_weights": (("POST",), 400, "it updates a part of the weights: send all weights"),
     "/start_draft_weight_update": (("POST",), 400, "isobit has no draft model"),
     "/init_broadcaster": (
         ("POST",),
@@ -52,13 +53,13 @@ SGLANG = {
     "/end_weight_update": (("POST",), 400, _TORCH_GROUP),
     "/update_weights_from_tensor": (("POST",), 400, _PICKLES),
     "/update_weights_from_ipc": (("POST",), 400, _PICKLES),
-    "/pull_weights": (("POST",), 404, "it applies parts of a checkpoint: send whole weights"),
+    "/pull_weights": (("POST",), 404, "it updates a part of the weights: send all weights"),
     "/post_process_weights": (("POST",), 404, "isobit packs weights itself"),
     "/weights_checker": (("POST",), 404, "/model_info has the digest of the weights"),
     "/parallelism_config": (("GET",), 404, "isobit places its ranks itself"),
     "/get_remote_instance_transfer_engine_info": (("GET",), 404, "isobit has no transfer engine"),
-    "/start_profile": (("GET", "POST"), 404, "isobit-bench measures"),
-    "/stop_profile": (("GET", "POST"), 404, "isobit-bench measures"),
+    "/start_profile": (("GET", "POST"), 404, "use isobit-bench to measure"),
+    "/stop_profile": (("GET", "POST"), 404, "use isobit-bench to measure"),
     "/encode": (("POST",), 404, "isobit serves no embeddings"),
     "/classify": (("POST",), 404, "isobit serves no reward models"),
 }

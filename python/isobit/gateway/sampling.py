@@ -1,6 +1,7 @@
-"""Sampling parameters of the dialects: vLLM's names, types and meanings, as isobit's SamplingParams.
+"""Sampling parameters of the dialects: vLLM's names, types and meanings, converted to isobit's
+SamplingParams.
 
-A dialect of other names renames them first.
+A dialect with other names renames them first.
 """
 
 import dataclasses
@@ -15,12 +16,12 @@ _Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _MAX_STOPS = 64
 _MAX_STOP_CHARACTERS = 256
-# Larger ones ask for all tokens, too: SGLang's 1 << 30, AReaL's 100000000.
+# Larger values also mean all tokens: SGLang's 1 << 30, AReaL's 100000000.
 _ALL_TOKENS = 2**31 - 1
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
-    """Fields that say how tokens are drawn, and that vLLM and SGLang call by the same names."""
+    """Fields that say how tokens are drawn, and that have the same names in vLLM and SGLang."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -38,7 +39,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(CommonFields, kw_only=True):
-    """All of them by vLLM's names. A dialect's request may inherit them."""
+    """All sampling fields, under vLLM's names. A dialect's request class may inherit them."""
 
     seed: int | None = None
     max_tokens: Count | None = None
@@ -48,11 +49,11 @@ class SamplingFields(CommonFields, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a request's tokens are drawn, where they end, and what text they become."""
+    """How the tokens of a request are drawn, where they end, and how they become text."""
 
-    params: types_pb2.SamplingParams  # without max_tokens: up to the end of the context
+    params: types_pb2.SamplingParams  # without max_tokens, samples may reach the end of the context
     stop: tuple[str, ...] = ()  # texts that end a sample
-    include_stop: bool = False  # the text has the stop string, or the stop token's text, at its end
+    include_stop: bool = False  # the text ends with the stop string, or with the text of the stop token
     skip_special_tokens: bool = True
 
     @property
@@ -68,13 +69,16 @@ def sampling_of(
     at: str = "",
     names: dict[str, str] | None = None,
 ) -> Sampling:
-    """What `fields` ask for.
+    """Returns what `fields` ask for.
 
     Args:
-      alternatives: how many of the most likely tokens are wanted at each position.
-      default_max_tokens: where the request has none; None: up to the end of the context.
-      at: the fields' place in the request, such as "sampling_params.", for errors.
-      names: the dialect's own names of fields that are called otherwise here, for errors.
+      alternatives: how many of the most likely tokens to report at each position.
+      default_max_tokens: the value if the request has none; None: up to the end of the context.
+      at: the place of the fields in the request, such as "sampling_params.", for errors.
+      names: the dialect's names of fields that have other names here, for errors.
+
+    Raises:
+      BadRequest: a value is out of range; the message names the field.
     """
     params = types_pb2.SamplingParams()
 

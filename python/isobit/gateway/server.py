@@ -1,4 +1,4 @@
-"""Runs a gateway: listeners, worker processes, and an ordered end."""
+"""Runs a gateway: listeners, worker processes, and an orderly end."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ _LOG = logging.getLogger("isobit.gateway")
 
 @dataclasses.dataclass(frozen=True)
 class Tls:
-    """PEM files."""
+    """PEM files for TLS."""
 
     cert: Path
     key: Path
@@ -32,7 +32,12 @@ class Tls:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at `host`; other sockets of this kind may listen at the same port. OSError: it is taken."""
+    """Returns a socket that listens at `host`. Other sockets made by this function may listen at the same
+    port.
+
+    Raises:
+      OSError: the port is taken.
+    """
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = infos[0]
     listener = socket.socket(family, kind, protocol)
@@ -49,7 +54,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """One listener of several in a process, which take the signals together."""
+    """One of several listeners in a process. They handle signals together."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], object]):
         super().__init__(config)
@@ -71,12 +76,13 @@ def serve(
     tls: Tls | None = None,
     control: socket.socket | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT; a second signal ends at once.
+    """Serves until SIGTERM or SIGINT. A second signal ends the process at once.
 
     Args:
-      open_listener: for callers without tokens, in plain text: their calls carry the gateway's own token.
-      control: to the process that started this one. It gets a byte once this one serves; when it is closed,
-        this one ends.
+      open_listener: a plain-text listener for callers without tokens; their calls carry the gateway's own
+        token.
+      control: a socket to the process that started this one. This process sends a byte to it when it serves,
+        and ends when it is closed.
     """
     raise_file_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -152,7 +158,7 @@ def _tls_options(tls: Tls | None) -> dict:
 
 
 def raise_file_limit() -> None:
-    """Lets the process open as many files as the system allows it: each connection is one."""
+    """Raises the limit of open files as far as the system allows, since each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -162,6 +168,6 @@ def raise_file_limit() -> None:
 def _loop_factory():
     try:
         import uvloop
-    except ImportError:  # there is none for this system
+    except ImportError:  # uvloop does not exist for this system
         return None
     return uvloop.new_event_loop

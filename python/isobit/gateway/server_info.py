@@ -1,15 +1,15 @@
-"""/server_info and /model_info: one object has what readers of vLLM's and of SGLang's look for."""
+"""/server_info and /model_info: one object with the fields that clients of vLLM and of SGLang look for."""
 
 from typing import Any
 
 from isobit.gateway.control import control_of
 from isobit.gateway.core import Core
 
-_DTYPE = "bfloat16"  # of the weights, whatever a checkpoint's is
+_DTYPE = "bfloat16"  # of the weights, whatever the checkpoint has
 
 
 async def server_info(core: Core) -> dict[str, Any]:
-    """vLLM's `vllm_config`, and SGLang's arguments of a server beside it."""
+    """vLLM's `vllm_config`, together with SGLang's server arguments."""
     info = await core.engine.rollout.get_server_info()
     load = await core.engine.rollout.get_load()
     on_gpus = info.server.instruction_set.partition("/")[0] == "cuda"
@@ -21,7 +21,7 @@ async def server_info(core: Core) -> dict[str, Any]:
                 "max_model_len": info.server.model.context_length,
             },
             "parallel_config": {
-                # Of a trainer's group, where the rollout is one rank.
+                # In a trainer's group the rollout is one rank.
                 "tensor_parallel_size": 1,
                 "pipeline_parallel_size": 1,
                 "data_parallel_size": 1,

@@ -1,6 +1,6 @@
 """SGLang's own paths, as far as trainers call them: generation, pauses, weights from directories, memory.
 
-docs/http.md, "SGLang's paths", has what differs.
+docs/http.md, "SGLang's paths", lists the differences.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ from isobit.gateway.status import ANYBODY, LOOK
 
 ADMIN = ("admin",)
 _TEXT = b"text/plain; charset=utf-8"
-_TAGS = TAGS | {"cuda_graph"}  # graphs stay valid, and hold nothing that could be given back
+_TAGS = TAGS | {"cuda_graph"}  # graphs stay valid, and hold no memory that could be freed
 _LOAD_FORMATS = ("auto", "safetensors")
-# They change nothing of an update here: no cache outlives its weights, and the answer comes with the switch.
+# These fields change nothing here: no cache outlives its weights, and the answer comes after the switch.
 _OF_UPDATE = (
     "flush_cache", "is_async", "keep_pause", "manifest", "recapture_cuda_graph", "selector", "token_step",
     "torch_empty_cache",
@@ -28,7 +28,7 @@ _OF_UPDATE = (
 
 
 def control_body(error: HttpError) -> dict[str, Any]:
-    """SGLang's form of a control call's error, with the `error` that all other readers look for."""
+    """SGLang's form of a control call's error, with the field `error` that all other clients look for."""
     return {"success": False, "message": error.message, **openai_body(error)}
 
 
@@ -85,7 +85,7 @@ def _pauses(core: Core) -> list[Route]:
         mode = call.object().get("mode", "abort")
         if mode not in ("abort", "retract", "in_place"):
             raise BadRequest(f"mode is {str(mode)[:64]!r}, expected abort, retract or in_place", "mode")
-        # Kept requests are computed anew if weights change before they go on, in both other modes.
+        # In both other modes requests are kept, and recomputed if the weights change before they go on.
         await rollout.pause_generation("abort" if mode == "abort" else "keep")
         return Answer({"message": "Generation paused successfully.", "status": "ok"})
 
@@ -187,7 +187,7 @@ def _descriptions(core: Core) -> list[Route]:
         return Answer(await model_info(core))
 
     async def health(call: Call) -> Answer:
-        # Paused or asleep is healthy: slime ends an engine that answers otherwise once.
+        # A paused or sleeping rollout counts as healthy, since slime ends an engine after one other answer.
         return Answer(b"", 200 if await core.engine.is_serving() else 503)
 
     return [

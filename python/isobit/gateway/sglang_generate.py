@@ -1,7 +1,7 @@
-"""/generate: SGLang's own path, for one prompt or a list, whole or as events.
+"""/generate: SGLang's own path, for one prompt or a list, as a whole or as events.
 
-Events repeat all that came before, as SGLang's do by default. So that long samples do not cost the square of
-their length, the next event comes once a sample has grown by a 32nd.
+Each event repeats everything before it, as SGLang's do by default. So that long samples do not cost the
+square of their length, the next event is sent only when a sample has grown by a 32nd.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from isobit.v1 import types_pb2
 
 _DEFAULT_MAX_NEW_TOKENS = 128
 _MAX_PROMPTS = 8192
-_GROWTH = 32  # an event for each 32nd that a sample grows by
+_GROWTH = 32  # an event each time a sample has grown by a 32nd
 _HARMLESS = (
     "background", "conversation_id", "custom_labels", "log_metrics", "no_logs", "routing_key",
 )  # fmt: skip
@@ -57,7 +57,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 
 class _Sampling(CommonFields, kw_only=True):
-    """SGLang's names."""
+    """The sampling fields under SGLang's names."""
 
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
@@ -67,13 +67,13 @@ class _Sampling(CommonFields, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """One prompt of a request, checked."""
+    """One checked prompt of a request."""
 
     prompt: list[int]
     sampling: Sampling
     request_id: str
     logprobs: bool
-    score_from: int | None  # the first token of the prompt whose logprob is wanted
+    score_from: int | None  # the first token of the prompt whose logprob is requested
     alternatives: int
 
     @property
@@ -85,10 +85,10 @@ class _Asked:
 class _Job:
     core: Core
     asked: list[_Asked]
-    is_list: bool  # the answer is one
-    with_text: bool  # beside each logprob
+    is_list: bool  # whether the answer is a list
+    with_text: bool  # whether each logprob has the text of its token
     notes: Notes
-    serving: int  # the version when the request came
+    serving: int  # the weight version when the request came
 
 
 async def generate(core: Core, call: Call) -> AnyAnswer:
@@ -121,7 +121,7 @@ async def _checked(core: Core, call: Call, request: GenerateRequest) -> _Job:
         sampling = _sampling(samplings[index], alternatives)
         place = "input_ids" if count == 1 else f"input_ids[{index}]"
         if sampling.params.max_tokens == 0 and len(prompt) == facts.context_length:
-            check_prompt(prompt[1:], facts, place)  # what is scored alone may fill the context
+            check_prompt(prompt[1:], facts, place)  # a prompt that is only scored may fill the context
         else:
             check_prompt(prompt, facts, place)
         sampling = within_context(sampling, facts.context_length - len(prompt))
@@ -135,13 +135,13 @@ async def _checked(core: Core, call: Call, request: GenerateRequest) -> _Job:
         asked.append(_Asked(prompt, sampling, names[index], wants[index], start, alternatives))
     is_list = is_list or any(one.sampling.n > 1 for one in asked)
     control = control_of(core)
-    # Tokens say themselves which weights drew them.
+    # Each token reports which weights drew it.
     serving = 0 if all(one.generates for one in asked) else (await control.version()).id
     return _Job(core, asked, is_list, request.return_text_in_logprobs, control.notes, serving)
 
 
 async def _prompts(core: Core, request: GenerateRequest) -> tuple[list[list[int]], bool]:
-    """The prompts, and whether they came as a list."""
+    """Returns the prompts, and whether they came as a list."""
     if (request.text is None) == (request.input_ids is None):
         raise BadRequest("text and input_ids: expected one of them", "input_ids")
     if request.input_ids is not None:
@@ -160,7 +160,7 @@ async def _prompts(core: Core, request: GenerateRequest) -> tuple[list[list[int]
 
 
 def _each_of(value: Any, kind: type, count: int, name: str) -> list[Any]:
-    """A value of each prompt: `value` has one for all, or a list."""
+    """Returns one value for each prompt. `value` is one for all prompts, or a list."""
     values = value if isinstance(value, list) else [value] * count
     if len(values) != count or not all(isinstance(item, kind) for item in values):
         raise BadRequest(
@@ -182,7 +182,7 @@ def _request_ids(
 
 def _sampling(given: dict[str, Any], alternatives: int) -> Sampling:
     at = "sampling_params."
-    # In SGLang a limit of null is none, and no limit is 128.
+    # In SGLang null means no limit, and a missing limit means 128.
     default = None if "max_new_tokens" in given else _DEFAULT_MAX_NEW_TOKENS
     given = without_nulls(given, "sampling_params")
     if isinstance(custom := given.pop("custom_params", None), dict):
@@ -209,10 +209,10 @@ def _start(given: int, length: int) -> int | None:
 
 @dataclasses.dataclass
 class _Scored:
-    """Logprobs of the prompt's tokens from `start` on."""
+    """The logprobs of the prompt's tokens from `start` on."""
 
     start: int
-    tokens: types_pb2.TokenLogprobs  # of all but the prompt's first
+    tokens: types_pb2.TokenLogprobs  # of all tokens of the prompt except the first
 
 
 async def _computed(job: _Job, asked: _Asked) -> tuple[list[Completion], _Scored | None]:
@@ -242,7 +242,7 @@ async def _scored(job: _Job, asked: _Asked, ending: Ending | None) -> _Scored | 
 
 
 def _pieces(job: _Job, found: Sequence[tuple[list[Completion], _Scored | None]]) -> Iterator[bytes]:
-    """The JSON of the answer, a sample at a time."""
+    """Yields the JSON of the answer, one sample at a time."""
     separator = b"[" if job.is_list else b""
     for asked, (samples, scored) in zip(job.asked, found, strict=True):
         for sample in samples:
@@ -253,8 +253,8 @@ def _pieces(job: _Job, found: Sequence[tuple[list[Completion], _Scored | None]])
 
 
 def _result(job: _Job, asked: _Asked, sample: Completion, scored: _Scored | None = None) -> dict[str, Any]:
-    """SGLang's object of a sample, as far as it has come."""
-    label = job.notes.read().label  # it may have come since the request did
+    """SGLang's object for a sample, with the tokens so far."""
+    label = job.notes.read().label  # a label may have been set since the request came
     versions = sample.weight_versions
     ending = sample.ending
     meta = {
@@ -328,16 +328,16 @@ def _tops(job: _Job, top: Sequence[types_pb2.TopLogprobs]) -> list[list[list[Any
         [
             _triple(job, token, value)
             for token, value in zip(row.token_ids, row.logprobs, strict=True)
-            if value > float("-inf")  # a filter has left it nothing
+            if value > float("-inf")  # a filter has excluded it otherwise
         ]
         for row in top
     ]
 
 
 async def _events(job: _Job) -> AsyncGenerator[bytes, None]:
-    """Each event has a sample as far as it has come."""
+    """Yields events; each has the tokens of a sample so far."""
     so_far: dict[tuple[int, int], Completion] = {}
-    sent: dict[tuple[int, int], int] = {}  # tokens in the last event
+    sent: dict[tuple[int, int], int] = {}  # the number of tokens in the last event
     scored = await each(job.asked, lambda _, one: _scored(job, one, None))
     wanted = [await _prompted(job, one) for one in job.asked]
     sources = [lambda one=one: job.core.streamed(one) for one in wanted]
@@ -358,4 +358,4 @@ async def _events(job: _Job) -> AsyncGenerator[bytes, None]:
                 result["index"] = number * asked.sampling.n + event.index
             yield encode(result)
             if sample.ending is not None:
-                so_far[key] = Completion(event.index)  # its memory is free
+                so_far[key] = Completion(event.index)  # frees the memory of the old one

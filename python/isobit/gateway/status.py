@@ -1,4 +1,4 @@
-"""Paths that say how the gateway and its rollout are: health, models, version, metrics."""
+"""Paths that describe the gateway and its rollout: health, models, version, metrics."""
 
 import asyncio
 import ssl
@@ -34,7 +34,7 @@ def routes(core: Core) -> list[Route]:
                 "object": "model",
                 "created": created,
                 "owned_by": "isobit",
-                "root": name,  # not the directory, which is for those who may look
+                "root": name,  # not the directory, which not every caller may see
                 "parent": None,
                 "max_model_len": facts.context_length,
             }
@@ -85,7 +85,7 @@ def _version() -> str:
 
 
 def _rollout_metrics(core: Core) -> str:
-    """The rollout's own page, with the caller's token."""
+    """The rollout's own metrics page, requested with the caller's token."""
     url = core.settings.rollout_metrics
     request = urllib.request.Request(url)
     secure = url.startswith("https:")

@@ -1,6 +1,7 @@
-"""Text of tokens: what one token says, and where a text that ends a sample appears.
+"""The text of tokens: what a single token stands for, and where a stop string appears in a sample's text.
 
-A token is bytes. One alone may be no whole character: its text then has U+FFFD, and its bytes are exact.
+A token stands for bytes. A single one may not be a whole character: then its text has U+FFFD, while its bytes
+are exact.
 """
 
 import codecs
@@ -14,15 +15,16 @@ from isobit.tokenizer import TextStream, Tokenizer
 
 @functools.cache
 def _byte_of_character() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: those that print stand for
-    themselves, the others come from 256 on."""
+    """The byte for each character of a byte-level vocabulary. Bytes that are printable characters stand for
+    themselves; the others have the characters from 256 on."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class TokenTexts:
-    """Text and bytes of single tokens, each looked up once, and decoders of streams of them."""
+    """The text and bytes of single tokens (each is looked up only once), and decoders for streams of
+    tokens."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -38,7 +40,7 @@ class TokenTexts:
         self.text_of = functools.lru_cache(maxsize=1 << 18)(self._text_of)
 
     def stream(self, skip_special_tokens: bool) -> "ByteStream | TextStream":
-        """A decoder whose texts together are those that the tokenizer's decode() gives of all ids."""
+        """Returns a decoder whose texts together equal the tokenizer's decode() of all ids."""
         if self.is_byte_level:
             return ByteStream(self, self._special if skip_special_tokens else frozenset())
         return self._tokenizer.stream(skip_special_tokens)
@@ -63,7 +65,7 @@ class TokenTexts:
 
 
 class ByteStream:
-    """A TextStream of a byte-level tokenizer, whose tokens are bytes and nothing else."""
+    """A TextStream for a byte-level tokenizer, whose tokens are bytes and nothing else."""
 
     def __init__(self, texts: TokenTexts, skipped: frozenset[int]):
         self._bytes_of = texts.bytes_of
@@ -71,17 +73,18 @@ class ByteStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """The text that becomes whole with `token_ids`."""
+        """Returns the text that `token_ids` complete."""
         found = (self._bytes_of(token) for token in token_ids if token not in self._skipped)
         return self._decoder.decode(b"".join(found))
 
     def finish(self) -> str:
-        """What is no whole character yet, as U+FFFD."""
+        """Returns bytes that are not yet a whole character, as U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
 class Stops:
-    """Finds the first of some texts in a text that comes in pieces, and holds back what may be its begin."""
+    """Finds the first of several stop strings in a text that comes in pieces. Holds back characters that may
+    begin one."""
 
     def __init__(self, stops: Sequence[str], include: bool):
         self._stops = stops
@@ -90,7 +93,7 @@ class Stops:
         self._held = ""
 
     def add(self, piece: str) -> tuple[str, str | None]:
-        """The text that can be given, and the stop string that ends it, if one does."""
+        """Returns the text that can be passed on, and the stop string that ends it, if any."""
         if not self._stops:
             return piece, None
         text = self._held + piece
@@ -104,7 +107,7 @@ class Stops:
         return text[: len(text) - keep], None
 
     def finish(self) -> str:
-        """What was held back, when no more comes."""
+        """Returns the text that was held back, when no more comes."""
         held, self._held = self._held, ""
         return held
 
@@ -117,7 +120,8 @@ class Stops:
 
 
 class SampleText:
-    """The text of one sample as its tokens come. A token that ends the sample adds none, unless `include`."""
+    """The text of one sample as its tokens come. A token that ends the sample adds no text, unless
+    `include_stop`."""
 
     def __init__(
         self,
@@ -132,12 +136,12 @@ class SampleText:
         self._stream = texts.stream(skip_special_tokens)
         self._stops = Stops(stop, include_stop)
         self._ends = frozenset() if include_stop else ends
-        self._min_tokens = min_tokens  # before them, no text ends the sample
+        self._min_tokens = min_tokens  # before this many tokens, no stop string ends the sample
         self._count = 0
 
     def add(self, token_ids: Sequence[int]) -> tuple[str, int, str | None]:
-        """The text that can be given, how many of `token_ids` the sample has taken, and the stop string that
-        ended it there, if one did."""
+        """Returns the text that can be passed on; how many of `token_ids` the sample has taken; and the stop
+        string that ended it there, if any."""
         texts = []
         for taken, token in enumerate(token_ids, 1):
             self._count += 1
@@ -154,6 +158,7 @@ class SampleText:
         return "".join(texts), len(token_ids), None
 
     def finish(self) -> tuple[str, str | None]:
-        """The text that was held back, and the stop string that its last characters complete, if they do."""
+        """Returns the text that was held back, and the stop string that its last characters complete, if
+        any."""
         text, stop = self._stops.add(self._stream.finish())
         return (text, stop) if stop is not None else (text + self._stops.finish(), None)

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM's."""
+"""vLLM's paths /tokenize and /detokenize."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 def routes(core: Core) -> list[Route]:
     async def tokenize(call: Call) -> Answer:
-        # Clients send the body of a chat: what says how tokens are drawn changes nothing here.
+        # Clients send the body of a chat; its sampling fields change nothing here.
         request = checked(call.object(), TokenizeRequest, harmless=ChatRequest.__struct_fields__)
         core.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):

@@ -1,10 +1,10 @@
-"""Calls of tools in a model's text, in Hermes' form, which Qwen and many others write:
+"""Tool calls in a model's text, in Hermes' form, which Qwen and many others write:
 
     <tool_call>
     {"name": "weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-Which form a model writes is told by its chat template. Other forms are refused by name.
+The chat template shows which form a model writes. Other forms are refused by name.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from isobit.gateway.errors import BadRequest, not_offered
 
 PARSERS = ("auto", "hermes", "none")
 _BEGIN, _END = "<tool_call>", "</tool_call>"
-# What a template has that writes another form, in the order in which they are looked for.
+# Texts by which a template shows another form, in the order of the search.
 _OTHER_FORMS = (
     ("<function=", "qwen3_coder (<function=NAME>)"),
     ("<arg_key>", "glm (<arg_key>)"),
@@ -45,7 +45,7 @@ class ToolCall:
     id: str = dataclasses.field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
     def message(self) -> dict[str, Any]:
-        """As OpenAI's message has it."""
+        """The call in the form of OpenAI's message."""
         return {
             "id": self.id,
             "type": "function",
@@ -54,9 +54,13 @@ class ToolCall:
 
 
 def check_parser(setting: str, template: str) -> None:
-    """BadRequest: calls in the form of the model of this chat template cannot be read.
+    """Checks that calls of a model with this chat template can be read.
 
-    setting: --tool_call_parser.
+    Args:
+      setting: the value of --tool_call_parser.
+
+    Raises:
+      BadRequest: they cannot.
     """
     if setting == "hermes":
         return
@@ -64,16 +68,22 @@ def check_parser(setting: str, template: str) -> None:
         raise not_offered("tools", "the gateway runs with --tool_call_parser none")
     for mark, name in _OTHER_FORMS:
         if mark in template:
-            raise not_offered("tools", f"the model writes calls in the form {name}; there is hermes alone")
+            raise not_offered("tools", f"the model writes calls in the form {name}; isobit reads only hermes")
     if _BEGIN not in template:
-        raise not_offered("tools", "the model's chat template names no form of calls; there is hermes alone")
+        raise not_offered(
+            "tools", "the model's chat template shows no form of calls; isobit reads only hermes"
+        )
 
 
 def wants_calls(tools: list[dict[str, Any]] | None, choice: Any) -> bool:
-    """Whether calls in the answer are to be read. BadRequest: the choice is one that isobit cannot force."""
+    """Whether to read calls from the answer.
+
+    Raises:
+      BadRequest: the choice is one that isobit cannot force, or is "auto" without tools.
+    """
     if choice not in (None, "none", "auto"):
         what = choice if isinstance(choice, str) else "a named function"
-        raise not_offered("tool_choice", f"{what!r} would need constrained decoding; there are auto and none")
+        raise not_offered("tool_choice", f"{what!r} would need constrained decoding; expected auto or none")
     if not tools:
         if choice == "auto":
             raise BadRequest("tool_choice is 'auto', expected tools, too", "tool_choice")
@@ -82,7 +92,7 @@ def wants_calls(tools: list[dict[str, Any]] | None, choice: Any) -> bool:
 
 
 class ToolCallReader:
-    """Parts calls from other text, as the text comes."""
+    """Separates calls from other text, as the text comes."""
 
     def __init__(self):
         self._held = ""
@@ -90,7 +100,8 @@ class ToolCallReader:
         self.count = 0
 
     def add(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The text that is no call, and the calls that are now whole. A call that is no JSON stays text."""
+        """Returns the text outside calls, and the calls that are now complete. A call that is not JSON stays
+        text."""
         self._held += text
         plain, calls = [], []
         while True:
@@ -118,7 +129,7 @@ class ToolCallReader:
             return "".join(plain), calls
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """What is still held back, when no more comes."""
+        """Returns what is still held back, when no more comes."""
         held, self._held = self._held, ""
         if not self._in_call:
             return self._between(held), []
@@ -129,7 +140,7 @@ class ToolCallReader:
         return "", [call]
 
     def _between(self, text: str) -> str:
-        """Text outside calls; the line breaks after a call belong to it."""
+        """Text outside calls. Line breaks after a call count as part of the call."""
         return "" if self.count and not text.strip() else text
 
 
@@ -139,7 +150,7 @@ def _parsed(body: str) -> ToolCall | None:
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         return None
     arguments = bytes(written.arguments).strip()
-    if arguments.startswith(b'"'):  # JSON in a string
+    if arguments.startswith(b'"'):  # the JSON is in a string
         return ToolCall(written.name, msgspec.json.decode(arguments))
     return ToolCall(written.name, arguments.decode())
 

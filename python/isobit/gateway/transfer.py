@@ -1,10 +1,10 @@
-"""Weights that a trainer broadcasts, as vLLM's NCCL engine wants them: HTTP to the rollout's RPCs.
+"""Weights that a trainer broadcasts, as vLLM's NCCL engine expects: from HTTP to the rollout's RPCs.
 
-The rollout joins the trainer's group as one rank, whatever its tensor-parallel size. A call is answered only
-when the rollout has answered: the trainer joins, and broadcasts, meanwhile.
+The rollout joins the trainer's group as one rank, whatever its tensor-parallel size. Each call is answered
+when the rollout has answered; the trainer joins, or broadcasts, while it waits.
 
-A call that fails is a 4xx. Trainers send what was answered with 5xx again, some for minutes, and a group
-that is lost or an update that has begun is not there any more: the trainer has to begin again.
+A call that fails gets a 4xx. Trainers repeat calls that were answered with 5xx, some for minutes. But a lost
+group or update does not come back: the trainer has to begin again.
 """
 
 import base64
@@ -36,10 +36,10 @@ _Result = TypeVar("_Result")
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-# vLLM's names of dtypes, with and without torch's prefix.
+# vLLM's names of dtypes; they may have torch's prefix.
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "half": "F16", "float32": "F32", "float": "F32"}
 _INIT = "/init_weight_transfer_engine"
-# What the rollout's messages call by the names of RPCs.
+# The paths for the RPCs that the rollout's messages name.
 _PATHS = {
     "InitWeightTransfer": _INIT,
     "StartWeightTransfer": "/start_weight_update",
@@ -56,7 +56,7 @@ class InitInfo(msgspec.Struct, kw_only=True):
     world_size: _Rank = 0
     packed: bool = False
     packed_buffer_size_bytes: _Bytes | None = None
-    packed_num_buffers: int | None = None  # of the sender's: it changes no byte
+    packed_num_buffers: int | None = None  # concerns the sender only: it changes no byte
     nccl_unique_id_b64: str | None = None
 
 
@@ -70,7 +70,7 @@ class UpdateInfo(msgspec.Struct, kw_only=True):
 
 
 class Transfer:
-    """The handlers, over a core."""
+    """The handlers of the calls."""
 
     def __init__(self, core: Core, control: Control):
         self._engine = core.engine
@@ -103,12 +103,12 @@ class Transfer:
         if body.pop("is_checkpoint_format", True) is not True:
             raise not_offered("is_checkpoint_format", "expected tensors as in a checkpoint of Hugging Face")
         _only(body)
-        # vLLM's requests go on under new weights; here none computes with keys of the old ones.
+        # In vLLM requests go on with the new weights; here their keys and values are recomputed first.
         await self._in_group(self._rollout.start_weight_transfer(in_flight="recompute_kv"))
         return Answer({"message": "Weight update started"})
 
     async def receive(self, body: dict[str, Any]) -> Answer:
-        """Of the body of /update_weights that has update_info."""
+        """Handles the body of /update_weights if it has update_info."""
         _only(body, "update_info")
         given = body["update_info"]
         if isinstance(given, list):
@@ -145,8 +145,12 @@ class Transfer:
         return Answer({"message": "Weight transfer shut down"})
 
     async def _joined(self, trainer: str, joins: Awaitable[Any]) -> None:
-        """HttpError 409: the trainer does not come. Errors of another kind: the rollout cannot be reached, so
-        nothing has begun."""
+        """Waits until the group is joined.
+
+        Raises:
+          HttpError: 409: the trainer does not come.
+          IsobitError: the rollout cannot be reached, so nothing has begun.
+        """
         _LOG.info("waits for %s, at most %g s", trainer, self._timeout_s)
         try:
             await _asked(joins)
@@ -161,7 +165,11 @@ class Transfer:
             raise _conflict(f"no group with {trainer}: {error.details}") from error
 
     async def _in_group(self, call: Awaitable[_Result]) -> _Result:
-        """The answer of a call that needs the group. HttpError 409: it is lost, with what has come."""
+        """Returns the answer of a call that needs the group.
+
+        Raises:
+          HttpError: 409: the group is lost, and so is what was received.
+        """
         try:
             return await _asked(call)
         except IsobitError as error:
@@ -170,7 +178,12 @@ class Transfer:
 
 
 async def _asked(call: Awaitable[_Result]) -> _Result:
-    """HttpError 4xx: the rollout refuses. An error of any other kind stays what it is."""
+    """Returns the answer of a call.
+
+    Raises:
+      HttpError: 4xx: the rollout refuses the call.
+      IsobitError: any other error, unchanged.
+    """
     try:
         return await call
     except UnimplementedError as error:
@@ -190,7 +203,7 @@ def _conflict(message: str) -> HttpError:
 
 
 def _by_path(message: str) -> str:
-    """The rollout's `message`, with paths in place of RPCs."""
+    """Returns the rollout's `message` with paths in place of RPCs."""
     return _RPC.sub(lambda found: _PATHS[found[0]], message)
 
 

@@ -1,6 +1,6 @@
 """vLLM's own paths, as far as trainers call them: generation on tokens, pauses, sleep, weights.
 
-docs/http.md, "vLLM's paths", has what differs.
+docs/http.md, "vLLM's paths", lists the differences.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ def _requests(core: Core) -> list[Route]:
 
 
 async def _abort(core: Core, ids: list[str] | None) -> Answer:
-    """Ends the requests of `ids`; None: all."""
+    """Ends the requests with these ids; None: all."""
     ended = await (core.engine.rollout.abort_all() if ids is None else core.engine.rollout.abort(ids))
     return Answer({"status": "aborted", "aborted": len(ended)})
 
@@ -62,7 +62,7 @@ def _ids(call: Call) -> list[str]:
     if not isinstance(ids, list) or not all(isinstance(item, str) for item in ids):
         raise BadRequest("request_ids: expected a list of texts", "request_ids")
     found = list(ids)
-    for name in ids:  # as an answer calls it
+    for name in ids:  # the ids of answers
         found += [name.removeprefix(prefix) for prefix in _ID_PREFIXES if name.startswith(prefix)]
     return found
 
@@ -121,7 +121,7 @@ def _sleeping(core: Core) -> list[Route]:
         tags = _tags(call)
         load = await rollout.get_load()
         if load.paused and not load.asleep and not tags - {"scheduling"}:
-            await rollout.continue_generation()  # from level 0
+            await rollout.continue_generation()  # ends a sleep of level 0
         left = await control.wake_up(tags & TAGS)
         return Answer({"status": "sleeping" if left else "awake", "tags": sorted(tags) or None})
 
@@ -164,7 +164,7 @@ def _weights(core: Core) -> list[Route]:
                 "weight_dir",
             )
         _text(directory, "weight_dir")
-        # The rollout's default would end what a pause has kept.
+        # The rollout's default would end requests that a pause has kept.
         current = await control.update_from_directory(
             directory, field="weight_dir", in_flight="recompute_kv",
             label=None if label is None else str(label),
@@ -175,7 +175,9 @@ def _weights(core: Core) -> list[Route]:
         return Answer({"weight_version": await control.label()})
 
     async def reset_prefix_cache(call: Call) -> Answer:
-        return Answer({"success": True})  # no keys are used under other weights than those that made them
+        return Answer(
+            {"success": True}
+        )  # keys are never used with other weights than those that computed them
 
     async def collective_rpc(call: Call) -> Answer:
         method = str(call.object().get("method"))[:128]
@@ -225,7 +227,9 @@ def _text(value: Any, name: str) -> str:
 
 def _descriptions(core: Core) -> list[Route]:
     async def world_size(call: Call) -> Answer:
-        return Answer({"world_size": 1})  # ranks of a trainer's group: the rollout hands weights on itself
+        return Answer(
+            {"world_size": 1}
+        )  # ranks in a trainer's group: the rollout distributes the weights itself
 
     async def describe(call: Call) -> Answer:
         return Answer(await server_info(core))

@@ -1,7 +1,7 @@
-"""/inference/v1/generate: vLLM's tokens in, tokens out.
+"""/inference/v1/generate: vLLM's path that takes and returns tokens.
 
-Two shapes of its logprobs are in use, so an entry has both: `token`, "token_id:N", as renderers and TRL read,
-and `token_id`, as vLLM's own class does.
+Clients read its logprobs in two forms, so an entry has both: `token`, "token_id:N", for renderers and TRL;
+and `token_id`, as in vLLM's own class.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from isobit.gateway.sampling import Sampling, SamplingFields, sampling_of
 from isobit.v1 import types_pb2
 
 _ID_PREFIX = "generate-tokens-"
-# What vLLM's render step adds: places in a text, and how a grammar is to be applied, which is refused.
+# Fields of vLLM's render step: places in a text, and how to apply a grammar, which is refused.
 _OF_RENDER = ("token_offsets", "reasoning_ended", "reasoning_parser_kwargs", "return_weight_versions")
-# prime-rl says these inside sampling_params, where they change nothing.
+# prime-rl sends these inside sampling_params, where they change nothing.
 _IN_SAMPLING = ("return_token_ids", "skip_clone")
 
 
@@ -87,7 +87,7 @@ async def _checked(core: Core, call: Call) -> _Job:
     prompt = token_ids(request.token_ids, "token_ids")
     check_prompt(prompt, facts, "token_ids")
     sampling = within_context(sampling, facts.context_length - len(prompt))
-    # vLLM's header goes before the field.
+    # vLLM's header takes precedence over the field.
     given = request.request_id if "x-request-id" not in call.headers else None
     request_id = core.request_id(call, given)
     wanted = await core.prompted(prompt, sampling, request_id=request_id, wants_text=bool(sampling.stop))
@@ -114,7 +114,7 @@ async def _computed(job: _Job) -> tuple[list[Completion], types_pb2.TokenLogprob
 
 
 def _pieces(job: _Job, samples: list[Completion], scored: types_pb2.TokenLogprobs | None) -> Iterator[bytes]:
-    """The JSON of the answer, a choice at a time."""
+    """Yields the JSON of the answer, one choice at a time."""
     usage = Usage()
     usage.prompt(len(job.wanted.prompt), samples[0].ending)
     yield encode(job.head | {"output_mode": "tokens"})[:-1] + b',"choices":['
@@ -143,7 +143,7 @@ def _logprobs(job: _Job, piece: Completion | Piece) -> dict[str, Any] | None:
 
 
 class Named(msgspec.Struct, gc=False):
-    """A token with its logprob. Structs are written five times as fast as dicts."""
+    """A token with its logprob. Structs are written five times faster than dicts."""
 
     token: str
     token_id: int
@@ -156,7 +156,8 @@ class Entry(Named, gc=False):
 
 
 def content(piece: Completion | Piece) -> list[Entry]:
-    """One entry a token: its own, and in `top_logprobs` itself and the alternatives by rank."""
+    """Yields one entry for each token: the token's own logprob, and in `top_logprobs` the token and the
+    alternatives, by rank."""
     return [_entry([_named(*other) for other in row]) for row in logprobs.rows(piece)]
 
 
@@ -171,7 +172,7 @@ def _entry(row: list[Named]) -> Entry:
 
 async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
     usage, with_usage = Usage(), usage_wanted(job.request.stream_options)
-    begun: dict[int, int] = {}  # tokens of each choice so far
+    begun: dict[int, int] = {}  # the number of tokens of each choice so far
     prompt_ids = {"prompt_token_ids": list(job.wanted.prompt)} if job.request.return_token_ids else {}
     async with contextlib.aclosing(job.core.streamed(job.wanted)) as events:
         async for event in events:
@@ -191,13 +192,14 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any], None]:
                     usage.prompt(len(job.wanted.prompt), event)
                 choice |= {"finish_reason": event.finish_reason, "stop_reason": event.stop_reason}
             yield {**job.head, "choices": [choice], **prompt_ids}
-            prompt_ids = {}  # in the first event alone
+            prompt_ids = {}  # only the first event has them
     if with_usage:
         yield {**job.head, "choices": [], "usage": usage.json()}
 
 
 def within_context(sampling: Sampling, room: int) -> Sampling:
-    """`sampling` with max_tokens of `room` at most: a sample ends where the context does, as an engine's."""
+    """Returns `sampling` with max_tokens of at most `room`, so that a sample ends where the context does, as
+    in vLLM."""
     if sampling.params.HasField("max_tokens") and sampling.params.max_tokens <= room:
         return sampling
     params = types_pb2.SamplingParams()

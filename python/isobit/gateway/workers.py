@@ -1,8 +1,8 @@
 """Worker processes of a gateway, and their listening sockets.
 
-One process listens itself. Of several, each has a socket of its own at the same port, among which the kernel
-shares out connections; this process holds the sockets, starts a worker again that has died, and passes
-signals on.
+If there is one process, it listens itself. If there are several, each has a socket of its own at the same
+port, and the kernel distributes connections among them. The first process then holds the sockets, restarts a
+worker that has died, and passes signals on.
 """
 
 import logging
@@ -15,14 +15,14 @@ from pathlib import Path
 
 from isobit.gateway.server import listen
 
-# Names the descriptor of a file in memory, for what dialects remember: all workers and listeners share it.
+# This variable names the descriptor of a memory file with the notes that all workers and listeners share.
 NOTES = "ISOBIT_GATEWAY_NOTES_FD"
 _LOG = logging.getLogger("isobit.gateway")
 
 
 def inherited(numbers: str) -> tuple[socket.socket, socket.socket | None, socket.socket]:
-    """In a worker: the sockets that Workers has named. The last one is to the process that started it, which
-    gets a byte once the worker serves. It is closed when that process has ended."""
+    """Returns the sockets that Workers passed to this worker process. The last one leads to the process that
+    started it: the worker sends a byte to it when it serves, and it is closed when that process has ended."""
     *listeners, control = (socket.socket(fileno=int(number)) for number in numbers.split(","))
     return listeners[0], listeners[1] if len(listeners) > 1 else None, control
 
@@ -37,10 +37,15 @@ def share_notes() -> None:
 
 
 class Sockets:
-    """The listening sockets: of each worker one at the port, and one at the open port if there is one."""
+    """The listening sockets: one at the port for each worker, and likewise at the open port if there is
+    one."""
 
     def __init__(self, host: str, port: int, open_port: int | None, workers: int):
-        """ValueError: somebody else listens there."""
+        """Opens the sockets.
+
+        Raises:
+          ValueError: another process listens at a port.
+        """
         self._main = _several(host, port, workers)
         self._open = [] if open_port is None else _several("127.0.0.1", open_port, workers)
 
@@ -53,7 +58,7 @@ class Sockets:
         return self._main[worker], self._open[worker] if self._open else None
 
     def tell(self, path: Path | None) -> None:
-        """Writes the numbers of the ports."""
+        """Writes the port numbers to the file."""
         if path is None:
             return
         if self._open:
@@ -62,9 +67,15 @@ class Sockets:
 
 
 def _several(host: str, port: int, count: int) -> list[socket.socket]:
-    """ValueError: somebody else listens there."""
+    """Returns `count` sockets at one port.
+
+    Raises:
+      ValueError: another process listens there.
+    """
     try:
-        with socket.create_server((host, port)):  # without SO_REUSEPORT: it is free
+        with socket.create_server(
+            (host, port)
+        ):  # without SO_REUSEPORT, so this succeeds only if the port is free
             pass
         first = listen(host, port)
     except OSError as error:
@@ -82,7 +93,7 @@ class Workers:
     """The worker processes."""
 
     def __init__(self, words: list[str], sockets: Sockets, count: int, port_file: Path | None):
-        """`words`: the command line of each."""
+        """`words`: the command line of each worker."""
         self._words = words
         self._sockets = sockets
         self._count = count
@@ -91,7 +102,7 @@ class Workers:
         self._signal: int | None = None
 
     def run(self) -> int:
-        """Returns the exit status once all have ended."""
+        """Runs the workers. Returns the exit status once all have ended."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
         for worker in range(self._count):
@@ -109,11 +120,11 @@ class Workers:
         return status
 
     def _after(self, worker: int, ended: int, control: socket.socket) -> int:
-        """What follows the end of a worker; returns the exit status that it gives to all."""
+        """Handles the end of a worker. Returns the exit status for the whole gateway that follows from it."""
         with control:
             has_served = bool(control.recv(1))
         if self._signal is not None:
-            # The signal ends a worker that has not begun to serve, and that is in order.
+            # It is no error if a signal ends a worker that has not begun to serve.
             return 0 if ended == -self._signal and not has_served else abs(ended)
         if has_served:
             _LOG.error("worker %d died with status %d: starting it again", worker, ended)
@@ -133,10 +144,10 @@ class Workers:
                  f"--worker_sockets={','.join(map(str, numbers))}"],
                 pass_fds=[*numbers, int(os.environ[NOTES])],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process, which passes it on
+                start_new_session=True,  # Ctrl-C reaches only this process, which passes it on
             )  # fmt: skip
         self._running[worker] = process, control
-        if self._signal is not None:  # it came meanwhile
+        if self._signal is not None:  # a signal came meanwhile
             process.send_signal(self._signal)
 
     def _pass_on(self, number: int, _frame) -> None:
