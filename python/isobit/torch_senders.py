@@ -1,10 +1,11 @@
-"""A PyTorch trainer's ranks as senders of weights by NCCL: each sends what it holds to each rank of a service
-that asks for it, from GPU to GPU. Nothing is gathered, and nobody holds a second model.
+"""Sends a PyTorch trainer's weights by NCCL, from GPU to GPU: each rank of the trainer sends each rank of a
+service the parts that it holds and that the service's rank requests. Nothing is gathered, and no rank holds a
+second model.
 
     group = init_weights_update_group(rollout)  # on every rank; as long as both sides live
     update_weights(model, rollout, transport="nccl", group=group, weight_version=step)
 
-docs/API.md, "Weights by NCCL", says what passes.
+docs/API.md, "Weights by NCCL", describes the exchange.
 """
 
 import contextlib
@@ -34,18 +35,19 @@ _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def init_weights_update_group(client: Any = None) -> "WeightsUpdateGroup":
-    """Groups of the trainer's ranks with those of a service. Every rank of the default group calls it.
+    """Returns the groups of the trainer's ranks with those of a service. Every rank of the default group must
+    call it.
 
     Args:
         client: RolloutClient or ScorerClient of a service on GPUs; only the first rank needs one.
 
     Raises:
-        On every rank: what the service's GetServerInfo raised on the first.
+        IsobitError: on every rank, if the service's GetServerInfo failed on the first rank.
     """
     told: Any = None
     if _rank() == 0:
         try:
-            # Of a scorer, one rank packs for all.
+            # In a scorer, one rank receives and packs for all.
             told = getattr(client.get_server_info(), "tensor_parallel_size", 1)
         except Exception as error:
             told = error
@@ -56,16 +58,17 @@ def init_weights_update_group(client: Any = None) -> "WeightsUpdateGroup":
 
 
 class WeightsUpdateGroup:
-    """One NCCL group for each rank of a service that receives: the trainer's ranks, then that rank. They
-    join at the first update. After one that fails, the next makes new groups. Not for two threads."""
+    """One NCCL group for each rank of a service that receives: the trainer's ranks, then that rank. The
+    groups are joined at the first update; after an update that fails, the next one makes new groups. Not
+    thread-safe."""
 
     def __init__(self, num_receivers: int):
         self._num_receivers = num_receivers
         self._group_ids: list[bytes] = []
-        self._senders: list[_Sender] = []  # to each receiver; none: not joined
+        self._senders: list[_Sender] = []  # one for each receiver; empty: not joined
 
     def close(self) -> None:
-        """Leaves the groups. An update afterwards joins new ones."""
+        """Leaves the groups. A later update joins new ones."""
         for sender in self._senders:
             sender.abort()
         self._senders = []
@@ -74,8 +77,9 @@ class WeightsUpdateGroup:
     def sending(
         self, model: nn.Module, client: Any, expected_digest: str | None, arguments: dict
     ) -> Iterator[Exception | None]:
-        """Sends while it is entered, and on the first rank has the service take the weights: what that
-        raised. An exception within, which any rank may raise, ends the sending."""
+        """Sends the weights while the block runs; the first rank also makes the service's call. Yields the
+        exception that this call raised, or None. If a rank raises an exception in the block, the sending
+        ends."""
         has_joined = self._agree(model)
         parameters = _parameters(model)
         digest = model_digest(model) if expected_digest is None else expected_digest
@@ -99,7 +103,8 @@ class WeightsUpdateGroup:
             raise error from (causes[0] if causes and causes[0] is not error else error.__cause__)
 
     def _agree(self, model: nn.Module) -> bool:
-        """Has all ranks learn who holds what, and the groups' ids. Returns whether the groups are joined."""
+        """Tells all ranks which rank holds what, and the groups' ids. Returns whether the groups are joined
+        already."""
         try:
             parameters = _parameters(model)
             self._parts = local_parts(parameters)
@@ -147,12 +152,12 @@ class WeightsUpdateGroup:
         return None
 
     def _has_sent(self) -> bool:
-        """Whether this rank has sent all of it. Raises what stops it."""
+        """Whether this rank has sent everything. Raises the exception that stopped it."""
         return all([sender.has_sent() for sender in self._senders])
 
 
 class _Sender:
-    """What this rank sends to one rank of the service, on a thread and a stream of its own."""
+    """Sends from this rank to one rank of the service, on its own thread and stream."""
 
     def __init__(self, group_id: bytes, rank: int, world: int, device: int):
         self._device = device
@@ -161,12 +166,12 @@ class _Sender:
         self._comm = nccl.Communicator(group_id, rank, world + 1)
         self._has_joined = False
         self._thread: threading.Thread | None = None
-        self.failure: Exception | None = None  # what stops it
+        self.failure: Exception | None = None  # the exception that stopped it
 
     def start(self, parameters: list[tuple[str, Tensor]], parts: list[LocalPart]) -> None:
-        """Begins to send what is asked for, once the work on the GPU so far has ended."""
+        """Starts to send what is requested, once the GPU work so far has ended."""
         dtypes = [_DTYPES[_sent_dtype(name, p.dtype)] for name, p in parameters]
-        # As the service numbers them.
+        # In the order in which the service numbers them.
         sorted_by_name = sorted(range(len(parameters)), key=lambda i: parameters[i][0].encode())
         own: dict[int, list[LocalPart]] = {}
         for part in parts:
@@ -203,7 +208,7 @@ class _Sender:
                     self._comm.join()
                     self._has_joined = True
                 for _, requests in groupby(self._requests(), key=lambda request: request[0]):
-                    # They stay until NCCL has enqueued them; this stream alone uses their memory again.
+                    # Kept until NCCL has enqueued them. Only this stream reuses their memory.
                     values = [_part_of(*tensors[tensor], *place) for _, tensor, *place in requests]
                     self._exchange("send", values)
                 self._wait()
@@ -211,8 +216,8 @@ class _Sender:
             self.failure = error
 
     def _requests(self) -> list[list[int]]:
-        """Job, tensor, first row, rows, first column and columns of each part that the service's rank
-        wants."""
+        """Returns job, tensor, first row, rows, first column and columns of each part that the service's rank
+        requests."""
         count = torch.empty(1, dtype=torch.int64, device=self._device)
         self._exchange("receive", [count])
         self._wait()
@@ -236,7 +241,7 @@ class _Sender:
 def _part_of(
     dtype: torch.dtype, parts: list[LocalPart], first_row: int, rows: int, first_column: int, columns: int
 ) -> Tensor:
-    """Some rows and columns of a tensor of which this rank holds `parts`, as they are sent."""
+    """Returns some rows and columns of a tensor, as they are sent. `parts`: what this rank holds of it."""
     for part in parts:
         row, column = first_row - part.first_row, first_column - part.first_column
         if row < 0 or column < 0:
@@ -244,8 +249,8 @@ def _part_of(
         if row + rows <= part.values.shape[0] and column + columns <= part.values.shape[1]:
             return part.values[row : row + rows, column : column + columns].to(dtype).contiguous()
     raise ValueError(
-        f"the service asks for rows {first_row} to {first_row + rows} and columns {first_column} to"
-        f" {first_column + columns} of a tensor of which this rank does not hold them"
+        f"the service requests rows {first_row} to {first_row + rows} and columns {first_column} to"
+        f" {first_column + columns} of a tensor, which this rank does not hold"
     )
 
 

@@ -1,10 +1,10 @@
-"""A PyTorch trainer's weights for the services: whole tensors one at a time, or where they lie on a GPU that
-the service can reach; and their digest from shards.
+"""A PyTorch trainer's weights for the services: whole tensors one at a time, or their places on a GPU that
+the service can reach; and the digest of weights from their shards.
 
     for client in (rollout, scorer):
         update_weights(model, client, weight_version=step)  # on every rank
 
-It needs torch, but not the operators of isobit.torch: any trainer's weights can be sent.
+It needs torch, but not the operators of isobit.torch: it can send the weights of any trainer.
 """
 
 import dataclasses
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from isobit.torch_senders import WeightsUpdateGroup
 
 _STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-# Words that are mixed at one time: their intermediate results take 8 bytes each, four times.
+# Words that are mixed at the same time. Each needs four intermediate results of 8 bytes.
 _CHUNK = 1 << 23
 
 
 class NamedWeights:
-    """The parameters of a model as (name, tensor), vectors first, each once: of tied ones the first, as a
-    checkpoint of Hugging Face has it. `specs` lists them.
+    """The parameters of a model as (name, tensor), vectors first, each once. Of tied parameters only the
+    first is included, as in a Hugging Face checkpoint. `specs` lists them.
 
-    With FSDP2 every rank must iterate over it, in step: each tensor is gathered when its turn comes, and no
+    With FSDP2 every rank must iterate over it, in step: each tensor is gathered when it is reached, and no
     rank holds more than one.
     """
 
     def __init__(self, model: nn.Module):
-        # As isobit.weights.specs_of sorts them.
+        # The same order as in isobit.weights.specs_of.
         self._parameters = sorted(_parameters(model), key=lambda item: item[1].dim() > 1)
         self.specs = [
             WeightSpec(name, _sent_dtype(name, p.dtype), tuple(p.shape)) for name, p in self._parameters
@@ -63,34 +63,34 @@ class NamedWeights:
 
 
 def named_weights(model: nn.Module) -> NamedWeights:
-    """The model's weights for update_weights_from_stream; see NamedWeights.
+    """Returns the model's weights for update_weights_from_stream; see NamedWeights.
 
     Args:
-        model: plain, or under FSDP2 or tensor parallelism (parameters that are DTensors); float32, bfloat16
-            or float16. float32 is rounded to bfloat16, as the services would, before it is gathered.
+        model: plain, or under FSDP2 or tensor parallelism (its parameters are DTensors); float32, bfloat16 or
+            float16. float32 is rounded to bfloat16, as the services would do, before it is gathered.
 
     Raises:
-        TypeError: a parameter of another dtype.
-        ValueError: a weight that is a rank's flat part, as of FSDP1.
+        TypeError: a parameter has another dtype.
+        ValueError: a weight is a rank's flat part, as in FSDP1.
     """
     return NamedWeights(model)
 
 
 def held_weights(model: nn.Module) -> HeldWeights:
-    """Where the model's weights lie on GPUs, for update_weights_from_tensor; nothing is gathered or copied.
+    """Returns where the model's weights are on GPUs, for update_weights_from_tensor; nothing is gathered or
+    copied.
 
-    Every rank of the default group calls it; the first one's answer has the blocks of all, those of the
-    others are empty. Work on the GPU so far has ended when it returns.
+    Every rank of the default group must call it. The first rank's result has the blocks of all ranks; the
+    results of the others are empty. When it returns, the GPU work so far has ended.
 
     Args:
-        model: as for named_weights, on GPUs of the service's host, or on GPUs that those can reach. float32
-            is rounded by the service.
+        model: as for named_weights, on GPUs of the service's host, or on GPUs that those can reach. The
+            service rounds float32.
 
     Raises:
-        On every rank:
-        TypeError: a parameter of another dtype.
-        ValueError: a parameter that is on no GPU, or whose rows are not contiguous.
-        OSError: memory that CUDA cannot export, such as that of PyTorch's expandable segments.
+        TypeError: a parameter has another dtype. This and the following are raised on every rank.
+        ValueError: a parameter is not on a GPU, or its rows are not contiguous.
+        OSError: CUDA cannot export the memory, such as that of PyTorch's expandable segments.
     """
     parameters = _parameters(model)
     specs = [WeightSpec(name, _STORED[p.dtype], tuple(p.shape)) for name, p in parameters]
@@ -124,20 +124,22 @@ def update_weights(
     expected_digest: str | None = None,
     **arguments: Any,
 ) -> None:
-    """Sends the model's weights to a service. Every rank of a group calls it; the first one sends.
+    """Sends the model's weights to a service. Every rank of the default group must call it; the first one
+    makes the service's call. After an error the old weights stay in use.
 
     Args:
         client: RolloutClient or ScorerClient; only the first rank needs one.
-        transport: "stream" sends them through gRPC, to any host; "cuda_ipc" lets a service on GPUs of this
-            host read them where they lie (see held_weights); "nccl" sends from GPU to GPU, each rank what
-            it holds, each rank of the service what it needs.
-        group: with "nccl", init_weights_update_group's, of that client.
-        expected_digest: what the service's digest must be; None: that of these weights; empty skips the
-            check.
-        **arguments: of update_weights_from_stream and its like.
+        transport: "stream" sends the weights over gRPC, to any host. "cuda_ipc" lets a service on GPUs of
+            this host read them where they are (see held_weights). "nccl" sends from GPU to GPU; each rank
+            sends what it holds, and each rank of the service gets what it needs.
+        group: for "nccl", the result of init_weights_update_group for this client.
+        expected_digest: the digest that the service must have received; None: that of these weights; empty
+            skips the check.
+        **arguments: further arguments of the client's method, such as weight_version and in_flight.
 
     Raises:
-        On every rank: what those raised on the first, or held_weights. The old weights serve on.
+        On every rank: the exception that the client's method (see update_weights_from_stream and the others)
+            raised on the first rank, or that held_weights raised.
     """
     if transport == "nccl":
         if group is None:
@@ -154,14 +156,14 @@ def update_weights(
 
 
 def _raise_on_all(failure: Exception | None) -> None:
-    """Raises what the first rank has to say, on every rank."""
+    """Raises the first rank's exception on every rank."""
     told = told_by_first(failure)
     if failure or told:
         raise failure or told
 
 
 def told_by_first(told: Any) -> Any:
-    """What the first rank tells, on every rank. Each of them calls it."""
+    """Returns the first rank's value on every rank. Every rank must call it."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return told
     objects = [told]
@@ -170,7 +172,7 @@ def told_by_first(told: Any) -> Any:
 
 
 def told_by_all(own: Any) -> list[Any]:
-    """What each rank tells, in their order, on every rank. Each of them calls it."""
+    """Returns the values of all ranks, in their order, on every rank. Every rank must call it."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [own]
     together = [None] * dist.get_world_size()
@@ -182,10 +184,12 @@ _cpu_groups: "weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" =
 
 
 def _cpu_group() -> dist.ProcessGroup:
-    """All ranks of the default group, on the CPU; made at the first call, which every rank makes.
+    """Returns a group of all ranks of the default group, on the CPU. It is made at the first call, which
+    every rank must make.
 
-    NCCL has the GPU of a rank that waits for the others run a kernel meanwhile. A service on that GPU would
-    share its time with it, and NCCL cannot set up a sender beside it: all would wait for each other.
+    In an NCCL group, a rank that waits for the others runs a kernel on its GPU meanwhile. A service on that
+    GPU would share its time with that kernel, and NCCL cannot set up a sender beside it: all would wait for
+    each other.
     """
     world = dist.group.WORLD
     if dist.get_backend() == "gloo":
@@ -221,7 +225,7 @@ def _share(model: nn.Module, client: Any, expected_digest: str | None, arguments
         return None
     is_told = False
 
-    def digest() -> str:  # once the service has accepted the weights
+    def digest() -> str:  # called once the service has accepted the weights
         nonlocal is_told
         is_told = True
         told_by_first(True)
@@ -245,7 +249,7 @@ def _is_first() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class LocalPart:
-    """What this rank holds of a parameter, on a GPU: a matrix of contiguous rows, a vector as one column."""
+    """This rank's part of a parameter, on a GPU: a matrix with contiguous rows; a vector is one column."""
 
     tensor: int  # the parameter's number in a list
     values: Tensor
@@ -254,10 +258,10 @@ class LocalPart:
 
 
 def local_parts(parameters: list[tuple[str, Tensor]]) -> list[LocalPart]:
-    """This rank's parts of the parameters that it counts.
+    """Returns this rank's parts of the parameters, without those that another rank counts.
 
     Raises:
-        ValueError: one that is on no GPU, or whose rows are not contiguous.
+        ValueError: a part is not on a GPU, or its rows are not contiguous.
     """
     found = []
     for number, (name, parameter) in enumerate(parameters):
@@ -279,8 +283,8 @@ def local_parts(parameters: list[tuple[str, Tensor]]) -> list[LocalPart]:
 
 
 def _own_blocks(parameters: list[tuple[str, Tensor]]) -> list[tuple[bytes, HeldBlock]]:
-    """This rank's parts of the parameters, each with the handle of its memory."""
-    memories: dict[int, tuple[bytes, int]] = {}  # handle and begin, by the address of the storage
+    """Returns this rank's parts of the parameters, each with the handle of its memory."""
+    memories: dict[int, tuple[bytes, int]] = {}  # handle and first address, by the storage's address
     found = []
     for part in local_parts(parameters):
         storage = part.values.untyped_storage().data_ptr()
@@ -301,8 +305,8 @@ def _own_blocks(parameters: list[tuple[str, Tensor]]) -> list[tuple[bytes, HeldB
 
 
 class _Accepted:
-    """The weights on the first rank. The others learn from it whether the service has accepted them, which is
-    when the first tensor is asked for; then all ranks gather, also after a failure."""
+    """The weights on the first rank. When the service requests the first tensor, it has accepted the weights;
+    this class then tells the other ranks. Then all ranks gather every tensor, even after a failure."""
 
     def __init__(self, weights: NamedWeights):
         self.specs = weights.specs
@@ -315,18 +319,19 @@ class _Accepted:
         return self._gathered
 
     def end(self) -> None:
-        """What is left to do once the call is over."""
+        """Does the remaining work once the call is over."""
         if self._gathered is None:
             told_by_first(False)
         else:
-            for _ in self._gathered:  # the others wait for this rank
+            for _ in self._gathered:  # the other ranks wait for this one
                 pass
 
 
 def model_digest(model: nn.Module) -> str:
-    """The digest that a service reports for the model's weights, 64 hex digits; nothing is gathered.
+    """Returns the digest that a service reports for the model's weights, 64 hex digits (docs/API.md, "The
+    weight digest"). Nothing is gathered.
 
-    Every rank of the default group calls it, and gets the same. `model` as for named_weights.
+    Every rank of the default group must call it, and gets the same result. `model`: as for named_weights.
     """
     parameters = _parameters(model)
     sums = [_shard_sums(name, p) for name, p in parameters]
@@ -345,7 +350,8 @@ def model_digest(model: nn.Module) -> str:
 
 
 def _refuse_flat_shards(model: nn.Module) -> None:
-    """Fails if a weight has not the shape of its layer: FSDP1 and ZeRO 3 leave each rank a flat part."""
+    """Raises ValueError if a weight does not have the shape of its layer: FSDP1 and ZeRO 3 leave each rank a
+    flat part."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             expected = (module.out_features, module.in_features)
@@ -391,7 +397,8 @@ def _whole(parameter: Tensor) -> Tensor:
 
 
 def _rounded(values: Tensor) -> Tensor:
-    """float32 as bfloat16, to nearest; a NaN keeps its sign and upper bits, which casts do not promise."""
+    """Returns float32 as bfloat16, to nearest. A NaN keeps its sign and upper bits, which a cast does not
+    guarantee."""
     if values.dtype is not torch.float32:
         return values
     rounded = values.to(torch.bfloat16)
@@ -403,7 +410,7 @@ def _rounded(values: Tensor) -> Tensor:
 
 
 def _shard_sums(name: str, parameter: Tensor) -> Tensor:
-    """The sums of this rank's part of a tensor, int64 [2]; zeros if another rank counts it."""
+    """Returns the sums of this rank's part of a tensor, int64 [2]; zeros if another rank counts it."""
     rows, columns = rows_and_columns(parameter.shape)
     first_row = first_column = 0
     local = parameter
@@ -423,7 +430,7 @@ def _shard_sums(name: str, parameter: Tensor) -> Tensor:
     ):
         width = local.shape[-1] if local.dim() > 1 else 1
         block = local.contiguous().reshape(-1, width)
-        # The third says where a value is not finite, which the service checks.
+        # The third says where a value is not finite; the service checks that itself.
         return torch.ops.isobit.weight_sums(block, columns, first_row, first_column)[:2]
     values = _rounded(local.contiguous())
     if values.dtype is torch.float16:
@@ -431,8 +438,8 @@ def _shard_sums(name: str, parameter: Tensor) -> Tensor:
     width = local.shape[-1] if local.dim() > 1 else 1
     block = values.reshape(-1, width)
     try:
-        if block.device.type == "cpu":  # numpy does it three times as fast as torch
-            # Of a copy: a storage that numpy has seen cannot be resized any more, as FSDP1 does.
+        if block.device.type == "cpu":  # NumPy is three times faster than torch here
+            # Uses a copy, since a storage that NumPy has seen can no longer be resized, which FSDP1 does.
             values = block.clone().view(torch.uint16).numpy()
             host = block_sums(values, columns, first_row, first_column)
             return torch.from_numpy(host.view(np.int64))
@@ -442,7 +449,7 @@ def _shard_sums(name: str, parameter: Tensor) -> Tensor:
 
 
 def _offset(name: str, parameter: DTensor) -> Sequence[int] | None:
-    """Where the local shard begins; None if another rank has the same one and counts it."""
+    """Returns where the local shard begins; None if another rank has the same shard and counts it."""
     dims = (0, parameter.dim() - 1)
     for placement in parameter.placements:
         if type(placement) is not Replicate and (type(placement) is not Shard or placement.dim not in dims):
@@ -455,25 +462,25 @@ def _offset(name: str, parameter: DTensor) -> Sequence[int] | None:
     return _global_offset(tuple(parameter.shape), parameter.device_mesh, tuple(parameter.placements))
 
 
-# It takes some 0.1 ms, for each of hundreds of parameters, whose cut does not change.
+# Cached: it takes about 0.1 ms for each of hundreds of parameters, and their cut does not change.
 @functools.lru_cache(maxsize=65536)
 def _global_offset(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple) -> Sequence[int]:
     return compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)[1]
 
 
 def _signed(value: int) -> int:
-    """The int64 of the same 64 bits."""
+    """Returns the int64 with the same 64 bits."""
     value %= 2**64
     return value - 2**64 if value >= 2**63 else value
 
 
 def _fold(x: Tensor) -> Tensor:
-    """x ^ (x >> 32), shifting zeros in."""
+    """Returns x ^ (x >> 32); the shift inserts zeros."""
     return x ^ ((x >> 32) & 0xFFFFFFFF)
 
 
 def _block_sums(block: Tensor, columns: int, first_row: int, first_column: int) -> Tensor:
-    """isobit.weight_digest.block_sums, of bfloat16 [rows, width] on any device: int64 [2]."""
+    """isobit.weight_digest.block_sums for bfloat16 [rows, width] on any device. Returns int64 [2]."""
     width = block.shape[1]
     if width % WORD_VALUES and first_column + width != columns:
         raise ValueError(

@@ -238,7 +238,7 @@ class RewardsTest(unittest.TestCase):
                 self.assertEqual(advantages.tolist(), expected.tolist())
                 self.assertEqual(metrics[2]["rewards/judge"], wrong)
                 self.assertTrue(np.isnan(metrics[2]["reward"]))
-                self.assertIn("judge: 1 of a group's 4 rewards are infinite", logs.output[0])
+                self.assertIn("judge: 1 of the 4 rewards of a group are infinite", logs.output[0])
         with self.assertLogs("isobit.integrations._rewards", "WARNING"):
             advantages, _ = self.score(lambda **_: [float("inf")] * 4, zero_rewards)
         self.assertEqual(advantages.tolist(), [0.0] * 4)

@@ -248,14 +248,14 @@ class VerlTest(ServiceTest):
 
         for changes, expected in (
             ({"sampling_params": {"best_of": 2}}, "best_of=2"),
-            ({"image_data": ["x"]}, "expected text alone"),
+            ({"image_data": ["x"]}, "expected only text"),
             ({"prompt_ids": [1] * 400, "sampling_params": {}}, "leaves no room"),
         ):
             with self.assertRaisesRegex(ValueError, expected):
                 generate(**changes)
         with self.assertRaisesRegex(ValueError, "expected .*targets.*, got address"):
             seam.Settings.of({"address": "x"}, "rollout.engine_kwargs.isobit")
-        with self.assertRaisesRegex(ValueError, "replica 2: expected as many targets, got 2"):
+        with self.assertRaisesRegex(ValueError, "replica 2: expected a target for each replica, got only 2"):
             seam.Settings.of({"targets": self.targets}, "here").target(2)
 
     def test_verl_finds_the_plugin(self):

@@ -108,7 +108,7 @@ class AccumulationTest(unittest.TestCase):
             first, second, *_ = pass_losses(model, 0, 1, 1)
             first().backward()
             torch.autograd.grad(second(), [next(model.parameters())])  # adds to nothing
-            with self.assertRaisesRegex(RuntimeError, "sum passes by isobit.torch.GradientSum") as raised:
+            with self.assertRaisesRegex(RuntimeError, "sum passes with isobit.torch.GradientSum") as raised:
                 second().backward()
             self.assertIn(str(raised.exception).split()[0], dict(model.named_parameters()))
             model.zero_grad(set_to_none=False)
@@ -126,7 +126,7 @@ class AccumulationTest(unittest.TestCase):
     def test_ranks(self):
         for world, lanes_per_pass in ((1, 1), (2, 1), (2, None)):
             for said in run_ranks(world, accumulate, lanes_per_pass, False):
-                self.assertIn("sum passes by isobit.torch.GradientSum", str(said))
+                self.assertIn("sum passes with isobit.torch.GradientSum", str(said))
                 self.assertIn(str(said).split()[0], dict(make_qwen3().named_parameters()))
 
     # INVARIANT: passes that are whole slots add up to C10's chain, on any number of ranks.
@@ -149,7 +149,7 @@ class AccumulationTest(unittest.TestCase):
             off, on, again = run_ranks(world, accumulate_before_ranks)[0]
             self.assertIn("set_requires_gradient_sync(False): expected True", off)
             self.assertEqual(on, "no error")
-            self.assertIn("sum passes by isobit.torch.GradientSum", again)
+            self.assertIn("sum passes with isobit.torch.GradientSum", again)
 
     def test_settings(self):
         divided, averaged, unsynced, unchanged = run_ranks(2, settings_that_change_gradients)[0]
@@ -170,7 +170,7 @@ class AccumulationTest(unittest.TestCase):
 
     def test_sums_name_parameters(self):
         p = nn.Parameter(torch.ones(2))
-        with self.assertRaisesRegex(ValueError, "expected each once, got a and b, which are one"):
+        with self.assertRaisesRegex(ValueError, "expected each once, got a and b, which are the same"):
             GradientSum([("a", p), ("b", p)], 1)
         total = GradientSum([("a", p)], 1)
         with self.assertRaisesRegex(RuntimeError, r"a \[2\]: expected a gradient in fp32, got none"):

@@ -32,7 +32,7 @@ class BatchTest(Refusals):
         ]  # fmt: skip
         for tokens in wrong:
             self.refuses(message, Batch.of, tokens)
-        self.refuses("expected tokens from 0 on, got -2", Batch.of, [[1, -2]])
+        self.refuses("expected tokens of at least 0, got -2", Batch.of, [[1, -2]])
         for tokens in (torch.tensor([[1, 2, 3]]), torch.tensor([1, 2, 3], dtype=torch.int32), (1, 2, 3)):
             self.assertEqual(Batch.of([tokens]).ids.tolist(), [1, 2, 3])
 
@@ -40,9 +40,9 @@ class BatchTest(Refusals):
         rows = [[1, 2, 3], [4, 5]]
         self.refuses(r"labels: expected \[3, 2\], one a token; got \[2, 3\]", Batch.of, rows,
                      labels=[[1, 2], [3, 4, 5]])  # fmt: skip
-        self.refuses("labels: expected without prompt_lengths", Batch.of, rows, labels=rows,
+        self.refuses("expected labels or prompt_lengths, got both", Batch.of, rows, labels=rows,
                      prompt_lengths=[1, 1])  # fmt: skip
-        self.refuses("labels: expected tokens from 0 on, or -100, got -1", Batch.of, rows,
+        self.refuses("labels: expected tokens of at least 0, or -100, got -1", Batch.of, rows,
                      labels=[[1, -1, 3], [4, 5]])  # fmt: skip
         # Beyond the vocabulary, and beyond int32: a GPU would read memory that is not the weight's.
         for beyond in (97, 2**32 + 5):
@@ -93,7 +93,7 @@ class CallTest(Refusals):
         self.refuses(r"input_ids: expected \[sequences, length\], got \[2, 0\]", self.model, IDS[:, :0])
         self.refuses("expected integers", self.model, IDS.float())
         for labels in (IDS[:, :3], IDS[:1], IDS[0]):
-            self.refuses(r"labels: expected \[2, 4\], as input_ids", self.model, IDS, labels=labels)
+            self.refuses(r"labels: expected \[2, 4\], like input_ids", self.model, IDS, labels=labels)
         self.refuses("position_ids: expected 4 in each row, got 3", self.model, IDS,
                      position_ids=torch.arange(3)[None])  # fmt: skip
         self.refuses("position_ids: expected 0, 1, ... in each sequence", self.model, IDS[:1],
@@ -136,7 +136,7 @@ class CallTest(Refusals):
         expected = self.logits(input_ids=packed, position_ids=positions)
         for how in (call, call | {"position_ids": positions}, {"cu_seq_lens_k": bounds}):
             self.assertTrue(same_bits(self.logits(input_ids=packed, **how), expected))
-        self.refuses(r"cu_seq_lens_k: expected those of cu_seq_lens_q, \[0, 4, 7\], got \[0, 3, 7\]",
+        self.refuses(r"cu_seq_lens_k: expected the bounds in cu_seq_lens_q, \[0, 4, 7\], got \[0, 3, 7\]",
                      self.model, packed, **call | {"cu_seq_lens_k": torch.tensor([0, 3, 7])})  # fmt: skip
         self.refuses("position_ids: expected 0, 1, ... in each sequence of cu_seq_lens_q", self.model, packed,
                      **call, position_ids=torch.arange(7)[None])  # fmt: skip
@@ -150,7 +150,7 @@ class CallTest(Refusals):
         self.assertEqual(logits[1].abs().max(), 0)
         losses = [self.model(ids[rows], mask[rows], labels=labels[rows]).loss for rows in ([0, 1, 2], [0, 2])]
         self.assertTrue(same_bits(*(loss.detach() for loss in losses)))
-        self.refuses(r"input_ids\[1\]: expected at least one token, got a row of padding alone",
+        self.refuses(r"input_ids\[1\]: expected at least one token, got only padding",
                      Batch.from_padded, ids, mask)  # fmt: skip
         self.refuses(r"sequences\[1\]: expected at least one token", Batch.of, [[1, 2], []])
         self.refuses(r"input_ids\[0\]: expected at least one token", self.model, ids[1:2], mask[1:2])

@@ -145,7 +145,7 @@ class CheckpointTest(unittest.TestCase):
         fresh.load_state_dict(optimizer.state_dict())
         run_step(other, CUT, 0, 1, None, DATA)
         before = [p.detach().clone() for p in other.parameters()]
-        self.refuses(RuntimeError, "expected the weights of the masters that load_state_dict brought",
+        self.refuses(RuntimeError, "expected the weights that belong to the loaded masters",
                      fresh.step)  # fmt: skip
         self.assertTrue(all(map(same_bits, before, [p.detach() for p in other.parameters()])))
         other.load_state_dict(model.state_dict())
@@ -158,7 +158,7 @@ class CheckpointTest(unittest.TestCase):
         state = optimizer.state_dict()
         for values in state["state"].values():
             del values["master"]
-        self.refuses(ValueError, "model.embed_tokens.weight: expected a master beside moments in float32",
+        self.refuses(ValueError, "model.embed_tokens.weight: expected a master with moments in float32",
                      lambda: made("plain")[1].load_state_dict(state))  # fmt: skip
         wrong = optimizer.state_dict()
         wrong["state"][0]["exp_avg"] = torch.zeros(3)

@@ -95,7 +95,7 @@ class FloatEnvironmentTest(unittest.TestCase):
             "import isobit.torch as it; it.GradientSum([torch.nn.Parameter(torch.ones(2))], 1)"
         )
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        self.assertIn("got threads of torch that take them for zero", ended.stderr)
+        self.assertIn("got threads of torch that replace them by zero", ended.stderr)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,9 @@ class RefusedTest(unittest.TestCase):
     def test_lengths(self):
         rest = (self.ones, self.ones, self.old)
         for lengths in ([1], [1, 2], [3, -1]):
-            with self.assertRaisesRegex(ValueError, r"lengths: expected parts of x, \[2\], got"):
+            with self.assertRaisesRegex(
+                ValueError, r"lengths: expected their sum to be the length of x, \[2\], got"
+            ):
                 F.sequence_sums(self.old, lengths)
         with self.assertRaisesRegex(ValueError, "lengths: expected at least 1 token in each sequence"):
             F.gspo_loss(self.logprobs, *rest, [2, 0])

@@ -181,9 +181,9 @@ class ModelChangesTest(unittest.TestCase):
         replace_norm(model)
         with self.assertRaisesRegex(TypeError, message):
             patch(model)
-        self.refuses(ValueError, "model.layers: expected 2, num_hidden_layers, got 1",
+        self.refuses(ValueError, "model.layers: expected num_hidden_layers, 2, got 1",
                      lambda model: model.model.layers.__delitem__(0))  # fmt: skip
-        self.refuses(ValueError, "tie_word_embeddings is False, but the model's weights say",
+        self.refuses(ValueError, "tie_word_embeddings is False, but the model's weights are tied",
                      lambda m: setattr(m.lm_head, "weight", m.model.embed_tokens.weight))  # fmt: skip
         self.refuses(ValueError, "lm_head.bias: expected none",
                      lambda model: setattr(model.lm_head, "bias", nn.Parameter(torch.ones(97))))  # fmt: skip
@@ -293,7 +293,8 @@ class ModelChangesTest(unittest.TestCase):
     def test_sharded_otherwise(self):
         self.assertEqual(run_ranks(1, shard_with_torch), [True])
         self.assertEqual(
-            run_ranks(3, shard_over_three), ["mesh: expected a power of two of ranks, got 3"] * 3
+            run_ranks(3, shard_over_three),
+            ["mesh: expected the number of ranks to be a power of two, got 3"] * 3,
         )
 
 

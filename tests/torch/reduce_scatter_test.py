@@ -57,12 +57,12 @@ class TreeReduceScatterTest(unittest.TestCase):
     def test_refuses_other_sums(self):
         for messages in run_ranks(2, refusals):
             self.assertEqual(len(messages), 3)
-            self.assertIn("expected a sum that is waited for, got RedOpType.AVG", messages[0])
+            self.assertIn("expected a plain sum without async_op, got RedOpType.AVG", messages[0])
             self.assertIn("expected float32, got torch.bfloat16", messages[1])
-            self.assertIn("expected a sum that is waited for", messages[2])
+            self.assertIn("expected a plain sum without async_op", messages[2])
 
     def test_refuses_three_ranks(self):
-        with self.assertRaisesRegex(RuntimeError, "expected a power of two of ranks, got 3"):
+        with self.assertRaisesRegex(RuntimeError, "expected the number of ranks to be a power of two, got 3"):
             run_ranks(3, scatter, 12)
 
 

@@ -62,7 +62,7 @@ class TrainersTest(unittest.TestCase):
                 for of_weights in said[:2]:
                     self.assertRegex(of_weights, r"weight: expected \[\d+, 48\], got .* FSDP1")
                 self.assertEqual(said[2], "no error")
-                self.assertIn("isobit.torch.fully_shard is FSDP2 without that", said[3])
+                self.assertIn("use isobit.torch.fully_shard (FSDP2), which", said[3])
         self.assertEqual(run_ranks(2, gathered_from_fsdp1), [expected] * 2)
         self.assertEqual(run_ranks(2, in_fsdp2), [expected] * 2)
 

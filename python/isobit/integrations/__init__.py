@@ -1,1 +1,1 @@
-"""Seams of RL frameworks: docs/integrations.md. Each module says which framework it needs."""
+"""Integrations with RL frameworks: docs/integrations.md. Each module says which framework it needs."""

@@ -1,5 +1,5 @@
-"""Requests within the context of a rollout. The engines of frameworks end a completion where the context
-ends, and so do the seams; the service itself refuses what does not fit."""
+"""Requests that fit the context of a rollout. The engines of frameworks end a completion where the context
+ends, and so do the integrations. The service itself refuses a request that does not fit."""
 
 from collections.abc import Sequence
 
@@ -8,24 +8,25 @@ from isobit.client import RolloutClient
 from isobit.errors import InvalidArgumentError
 from isobit.results import Sample
 
-# As max_tokens: as many as the context has room for.
+# A value for max_tokens: as many tokens as the context has room for.
 NO_LIMIT = 2**31 - 1
-# What the service names first if a request is refused for its prompt.
+# The beginning of the service's message if it refuses a request because of its prompt.
 _PROMPT = "prompt_token_ids"
 
 
 def is_of_prompt(error: InvalidArgumentError) -> bool:
-    """Whether a rollout refuses a request for its prompt, so that it may take others."""
+    """Whether a rollout refused a request because of its prompt. It may accept other prompts then."""
     return error.details.startswith(_PROMPT)
 
 
 def generate(
     client: RolloutClient, prompt_token_ids: Sequence[int], *, max_tokens: int, **options
 ) -> list[Sample]:
-    """What client.generate returns, with at most as many tokens as the context has room for.
+    """Returns the result of client.generate, with at most as many tokens as the context has room for.
 
     Raises:
-      InvalidArgumentError: it has room for none; or whatever the client raises.
+      InvalidArgumentError: there is no room for a single token.
+      IsobitError: whatever the client raises.
     """
     try:
         return client.generate(prompt_token_ids, max_tokens=max_tokens, **options)
@@ -40,7 +41,7 @@ def generate(
 async def agenerate(
     client: aio.RolloutClient, prompt_token_ids: Sequence[int], *, max_tokens: int, **options
 ) -> list[Sample]:
-    """As generate, for asyncio."""
+    """Like generate, for asyncio."""
     try:
         return await client.generate(prompt_token_ids, max_tokens=max_tokens, **options)
     except InvalidArgumentError as error:
@@ -52,17 +53,17 @@ async def agenerate(
 
 
 def _room(error: InvalidArgumentError, context: int, prompt: int, max_tokens: int) -> int:
-    """How many tokens fit behind the prompt, if `error` refuses a request for more than these.
+    """Returns how many tokens fit after the prompt, if `error` is the refusal of a request for more.
 
     Raises:
-      InvalidArgumentError: none do; or `error`, if it is about something else.
+      InvalidArgumentError: no token fits; or `error` itself, if its reason is another one.
     """
     room = context - prompt
     if room < 1:
         raise InvalidArgumentError(
             error.code,
-            f"{_PROMPT}: expected at most {context - 1} tokens, which leave one of the context's {context} to"
-            f" the completion, got {prompt}",
+            f"{_PROMPT}: expected at most {context - 1} tokens, which leave one of the context's {context}"
+            f" for the completion, got {prompt}",
         ) from error
     if room >= max_tokens:
         raise error

@@ -1,4 +1,5 @@
-"""What the seams share: the import of a framework, and sampling options in other engines' words."""
+"""What the integrations share: the import of a framework, and sampling options under the names of other
+engines."""
 
 import importlib
 from collections.abc import Mapping
@@ -7,7 +8,7 @@ from typing import Any
 
 
 def require(module: str, install: str) -> ModuleType:
-    """The module.
+    """Imports and returns a module.
 
     Raises:
       ImportError: it cannot be imported; the message says what to install.
@@ -21,14 +22,14 @@ def require(module: str, install: str) -> ModuleType:
 
 
 def known_options(options: Mapping[str, Any], names: Mapping[str, str], ignored: Mapping[str, Any]) -> dict:
-    """`options` by isobit's names.
+    """Returns `options` under isobit's names.
 
     Args:
       names: isobit's name of each option that isobit has.
-      ignored: options that change no token here while they have the value given; `...` is any value.
+      ignored: options that change no token as long as they have the given value; `...` means any value.
 
     Raises:
-      ValueError: another option, which would change tokens or text without isobit knowing.
+      ValueError: another option, which could change tokens or text.
     """
     found = {}
     for name, value in options.items():

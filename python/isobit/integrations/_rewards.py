@@ -1,4 +1,4 @@
-"""TRL's reward functions, in every form that TRL takes, and the advantages of a group of completions."""
+"""TRL's reward functions, in every form that TRL accepts, and the advantages of a group of completions."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# Of a row, what is no argument of a reward function.
+# Columns of a row that are not arguments of a reward function.
 _NO_COLUMNS = ("prompt", "completion", "completion_ids")
 _POLL_S = 0.2
 
@@ -24,7 +24,7 @@ class Rewards:
 
     Args:
       functions: functions, partials and callable objects; asynchronous ones run in one event loop.
-      stopping: ends calls of asynchronous functions when it is set.
+      stopping: when it is set, running calls of asynchronous functions end.
     """
 
     def __init__(self, functions: Sequence[Callable], stopping: threading.Event):
@@ -34,7 +34,7 @@ class Rewards:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Runs the event loop meanwhile. What still runs in it at the end is cancelled."""
+        """Runs the event loop while the block runs. Calls that are still running at the end are cancelled."""
         started, ended = threading.Event(), asyncio.Event()
 
         async def serve() -> None:
@@ -56,14 +56,15 @@ class Rewards:
     def score(
         self, row: dict[str, Any], completions: list, completion_ids: list[list[int]]
     ) -> tuple[np.ndarray, list[dict[str, float]]] | None:
-        """Advantages and metrics of a group, as TRL's own worker has them; None after a stop.
+        """Returns advantages and metrics of a group, computed as TRL's own worker computes them; None after a
+        stop.
 
-        A completion whose rewards are all None is not scored: its advantage is 0, and the others are
-        compared without it. Nor is one with a reward that is infinite in float32, with a warning that names
-        the function: it would make all advantages of the group NaN.
+        A completion whose rewards are all None is not scored: its advantage is 0, and the others are compared
+        without it. The same happens to a completion with a reward that is infinite in float32, since it would
+        make all advantages of the group NaN; a warning names the function.
 
         Raises:
-          TypeError: a function gives something else than one reward for each completion.
+          TypeError: a function does not return one reward for each completion.
         """
         count = len(completions)
         table = self._table(row, completions, completion_ids)
@@ -88,7 +89,7 @@ class Rewards:
         return advantages, metrics
 
     def _table(self, row, completions, completion_ids) -> list[list[float]] | None:
-        """Of each function one reward for each completion, NaN for None."""
+        """Returns one row for each function: a reward for each completion, NaN for None."""
         count = len(completions)
         columns = {name: [value] * count for name, value in row.items() if name not in _NO_COLUMNS}
         given = []
@@ -114,7 +115,7 @@ class Rewards:
         return table
 
     def _waited(self, future: Future) -> bool:
-        """Whether it ended before a stop."""
+        """Waits for the future. Returns whether it ended before a stop."""
         while not wait([future], timeout=_POLL_S).done:
             if self._stopping.is_set():
                 return False
@@ -124,7 +125,7 @@ class Rewards:
         for function, of_one in zip(self._functions, infinite, strict=True):
             if number := int(of_one.sum()):
                 logger.warning(
-                    "reward function %s: %d of a group's %d rewards are infinite in float32; these"
+                    "reward function %s: %d of the %d rewards of a group are infinite in float32; these"
                     " completions count as not scored",
                     _name(function),
                     number,

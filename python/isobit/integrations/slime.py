@@ -1,9 +1,9 @@
 """slime's hooks for isobit: `generate` for --custom-generate-function-path, `update_weights` for
---custom-update-weight-post-write-path. slime itself is not imported.
+--custom-update-weight-post-write-path. This module does not import slime.
 
 Both read their settings from slime's args, which --custom-config-path fills from a YAML file:
   isobit_rollout: host:port of the rollout.
-  isobit_others: host:port of scorers that shall have the weights too; optional.
+  isobit_others: host:port of scorers that get the weights, too; optional.
   isobit_security: further arguments of the clients, such as tls_ca and token_file; optional.
 """
 
@@ -31,11 +31,11 @@ _NAMES = {
     "ignore_eos": "ignore_eos",
 }
 _IGNORED = {
-    "skip_special_tokens": ...,  # for the text alone
+    "skip_special_tokens": ...,  # concerns only the text
     "no_stop_trim": True,
     "spaces_between_special_tokens": False,
     "stop": [],
-    # slime's trainer would need the tokens that top_p keeps, to divide by their probability.
+    # With top_p, slime's trainer would need the tokens that it keeps, to divide by their probability.
     "top_p": 1.0,
 }
 
@@ -43,15 +43,15 @@ _IGNORED = {
 async def generate(args, sample, sampling_params: dict[str, Any]):
     """Appends a completion to slime's Sample: token ids, text, and logprobs with the scorer's bits.
 
-    An aborted sample goes on where it ended: max_new_tokens and min_new_tokens are of the whole response.
+    An aborted sample continues where it ended: max_new_tokens and min_new_tokens count the whole response.
     Without max_new_tokens, or with more than fit, the response ends where the context does.
     `sample.weight_versions` gets the version of the last weights.
 
     Raises:
-      AttributeError: args lack isobit_rollout.
+      AttributeError: args has no isobit_rollout.
       TypeError: the prompt is not text, or there are images.
-      ValueError: a sampling option that isobit does not have, or that slime's loss does not know of; a
-        prompt that the rollout refuses, such as one without room for a response.
+      ValueError: a sampling option that isobit does not have, or that slime's loss does not handle; or a
+        prompt that the rollout refuses, such as one that leaves no room for a response.
     """
     _check(args, sample)
     tokenizer = _tokenizer(args.hf_checkpoint)
@@ -88,10 +88,10 @@ async def generate(args, sample, sampling_params: dict[str, Any]):
 def update_weights(args, version_dir: str, rollout_engines) -> None:
     """Switches the services to a checkpoint that slime has written (--update-weight-transport disk, full).
 
-    The first rank of the trainer does it. --update-weight-disk-dir is the services' --model_root.
+    The first rank of the trainer does it. --update-weight-disk-dir must be the services' --model_root.
 
     Raises:
-      isobit.errors.IsobitError: a service refused; it goes on with its old weights.
+      isobit.errors.IsobitError: a service refused; it keeps its old weights.
     """
     import torch.distributed as dist
 
@@ -109,7 +109,7 @@ def update_weights(args, version_dir: str, rollout_engines) -> None:
 
 
 async def _drawn(args, sample, options: dict[str, Any]) -> Sample | None:
-    """The next part of the response; None if there is no room for one."""
+    """Returns the next part of the response; None if there is no room for one."""
     if options["max_tokens"] < 1:
         return None
     try:
@@ -126,7 +126,7 @@ def _check(args, sample) -> None:
         got = type(sample.prompt).__name__
         raise TypeError(f"sample.prompt: expected text, got {got}: use --apply-chat-template")
     if sample.multimodal_inputs and any(value is not None for value in sample.multimodal_inputs.values()):
-        raise TypeError("sample.multimodal_inputs: expected none: isobit serves text alone")
+        raise TypeError("sample.multimodal_inputs: expected none: isobit takes only text")
     if getattr(args, "use_rollout_routing_replay", False):
         raise ValueError("use_rollout_routing_replay: expected False: isobit's models have no experts")
 
@@ -136,7 +136,7 @@ def _tokenizer(directory: str) -> Tokenizer:
     return Tokenizer(directory)
 
 
-# Of each event loop: a connection cannot change it.
+# One client for each event loop, since a connection belongs to one.
 _clients: dict[tuple[asyncio.AbstractEventLoop, str], aio.RolloutClient] = {}
 
 

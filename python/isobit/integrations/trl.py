@@ -1,7 +1,6 @@
 """TRL's trainers with isobit's rollout: AsyncGRPOTrainer through RolloutWorker and WeightTransfer,
-GRPOTrainer through RolloutFunction. trl_model.patch_trainer lets either compute the rollout's logprobs in
-every bit.
-"""
+GRPOTrainer through RolloutFunction. With trl_model.patch_trainer, both compute logprobs that equal the
+rollout's in every bit."""
 
 import itertools
 import logging
@@ -26,7 +25,7 @@ from isobit.integrations.weights import SharedDirectory, send_weights
 from isobit.results import Sample
 
 INSTALL = "trl==1.16.0"
-# Of a rollout, by the names of TRL's configs.
+# isobit's sampling parameters, under the names of TRL's configs.
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 _POLL_S = 0.2
 _GAP = "sampling/sampling_logp_difference"
@@ -35,11 +34,12 @@ logger = logging.getLogger(__name__)
 
 
 def sampling_of(args) -> dict[str, Any]:
-    """How a GRPOConfig or AsyncGRPOConfig wants tokens drawn, as arguments of RolloutClient.generate. Without
-    max_completion_length, max_tokens is NO_LIMIT: more than any context has room for.
+    """Returns the sampling parameters of a GRPOConfig or AsyncGRPOConfig, as arguments of
+    RolloutClient.generate. Without max_completion_length, max_tokens is NO_LIMIT: more than any context has
+    room for.
 
     Raises:
-      ValueError: it asks for what the trainer's loss does not know of.
+      ValueError: the config has a parameter that the trainer's loss does not handle.
     """
     if args.repetition_penalty != 1.0:
         raise ValueError(
@@ -54,13 +54,13 @@ def sampling_of(args) -> dict[str, Any]:
 
 
 class WeightTransfer:
-    """TRL's WeightTransferProtocol: sends the trainer's weights after each `weight_sync_steps`.
+    """TRL's WeightTransferProtocol: sends the trainer's weights every `weight_sync_steps` steps.
 
     Args:
-      clients: the rollout, and any others that shall have the weights, such as the scorer.
+      clients: the rollout, and any others that need the weights, such as the scorer.
       directory: see send_weights.
-      in_flight: of the rollout's requests. With "recompute_kv" they go on under the new weights, and each of
-        their tokens has the logprob and version of the weights that drew it.
+      in_flight: what happens to the rollout's requests. With "recompute_kv" they continue with the new
+        weights, and each token has the logprob and version of the weights that drew it.
     """
 
     def __init__(
@@ -80,39 +80,39 @@ class WeightTransfer:
             client.wait_until_serving()
 
     def pause(self) -> None:
-        """Nothing: a service stops its requests by itself, for the switch alone."""
+        """Does nothing: a service itself stops its requests, and only for the switch."""
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Switches the services to these weights. A service that refuses them goes on with the old ones."""
+        """Switches the services to these weights. A service that refuses them keeps the old ones."""
         send_weights(self._clients, iterator, directory=self._directory, in_flight=self._in_flight)
 
     def resume(self) -> None:
-        """Nothing, as pause."""
+        """Does nothing, like pause."""
 
     def destroy(self) -> None:
-        """Nothing: the clients are the caller's."""
+        """Does nothing: the clients belong to the caller."""
 
 
 class RolloutWorker:
     """TRL's RolloutWorkerProtocol: samples groups of completions, scores them with reward functions and
     queues them.
 
-    Groups are queued in the order of the prompts; a group's seed is `seed` plus its number. A sample's
-    model_version is that of its oldest token. A completion ends where the context does. A prompt that the
-    rollout refuses, such as one that fills the context, is left out with a warning; a turn over all prompts
-    that brings no sample ends the worker.
+    Groups are queued in the order of the prompts. The seed of a group is `seed` plus the group's number. The
+    model_version of a sample is that of its oldest token. A completion ends where the context does. A prompt
+    that the rollout refuses, such as one that fills the context, is skipped with a warning. If a pass over
+    all prompts gives no sample, the worker fails.
 
     Args:
-      client: of the rollout. Only one trainer may send it weights.
+      client: a client of the rollout. Only one trainer may send weights to it.
       tokenizer: the trainer's processing_class.
       prompts: rows with a "prompt", text or messages, and columns for the reward functions; they are repeated
         without end.
       reward_functions: called with prompts=, completions=, completion_ids= and the columns, each a list with
-        one item a completion; they give one float a completion, or None where they do not apply. Their sum
-        counts. Threads of several groups call them at a time; asynchronous ones run in one event loop. A
-        completion with an infinite reward counts as not scored, with a warning.
+        one item for each completion. They return one float for each completion, or None where they do not
+        apply; the floats are added. Threads of several groups call them at the same time; asynchronous ones
+        run in one event loop. A completion with an infinite reward counts as not scored, with a warning.
       args: the AsyncGRPOConfig.
-      groups_ahead: how many groups are drawn at a time, and how many may wait for the trainer.
+      groups_ahead: how many groups are sampled at the same time, and how many may wait for the trainer.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class RolloutWorker:
         self._seed = seed
         self._ahead = groups_ahead
         self._version_offset = 0
-        self._requests: set[str] = set()  # in flight
+        self._requests: set[str] = set()  # ids of requests in flight
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._last_sign = 0.0
@@ -149,7 +149,7 @@ class RolloutWorker:
         self.metrics_queue: queue.Queue = queue.Queue()
 
     def start(self) -> None:
-        """Begins to sample."""
+        """Starts sampling."""
         if self._thread is not None:
             raise RuntimeError("RolloutWorker: already started")
         self._last_sign = time.monotonic()
@@ -157,7 +157,7 @@ class RolloutWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns once no request of this worker is in flight; those that are end early."""
+        """Stops sampling. Requests in flight end early; returns once none is left."""
         self._stopping.set()
         if self._thread is not None:
             while self._thread.is_alive():
@@ -166,12 +166,16 @@ class RolloutWorker:
                 self._thread.join(_POLL_S)
 
     def update_model_version(self, model_version: int) -> None:
-        """Says which of the trainer's versions the rollout's present weights are."""
+        """Tells the worker which of the trainer's versions the rollout has now."""
         served = self._client.get_server_info().server.weight_version.id
         self._version_offset = served - model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raises RuntimeError if sampling has failed, or no group was finished for that long."""
+        """Checks that sampling goes on.
+
+        Raises:
+          RuntimeError: sampling has failed, or no group was finished for `stale_after_s` seconds.
+        """
         if self._error is not None:
             raise RuntimeError("the rollout worker has failed") from self._error
         age = time.monotonic() - self._last_sign
@@ -191,7 +195,7 @@ class RolloutWorker:
     def _produce(self, pool: ThreadPoolExecutor) -> None:
         rows = enumerate(_endless(self._prompts))
         drawn: deque[tuple[int, Future]] = deque()
-        last_fruitful = -1  # turn over the prompts
+        last_fruitful = -1  # the last pass over the prompts that gave a sample
         while not self._stopping.is_set():
             while len(drawn) < self._ahead:
                 group, (turn, row) = next(rows)
@@ -203,7 +207,7 @@ class RolloutWorker:
                 if not is_of_prompt(error) or last_fruitful < turn - 1:
                     raise
                 self._last_sign = time.monotonic()
-                logger.warning("a prompt is left out, as the rollout refuses it: %s", error.details)
+                logger.warning("a prompt is skipped, since the rollout refuses it: %s", error.details)
                 continue
             last_fruitful = turn
             for sample in samples:
@@ -211,14 +215,14 @@ class RolloutWorker:
 
     def _put(self, sample) -> None:
         while not self._stopping.is_set():
-            self._last_sign = time.monotonic()  # a full queue is the trainer's doing
+            self._last_sign = time.monotonic()  # a full queue is not the worker's fault
             try:
                 return self.rollout_buffer.put(sample, timeout=_POLL_S)
             except queue.Full:
                 continue
 
     def _group(self, group: int, row: dict[str, Any]) -> list:
-        """The group's samples; none if the worker is stopped meanwhile."""
+        """Returns the group's samples; none if the worker is stopped meanwhile."""
         prompt = row["prompt"]
         prompt_ids = _prompt_ids(self._tokenizer, prompt, self._chat_options)
         samples = None
@@ -269,12 +273,12 @@ class RolloutWorker:
 
 
 class RolloutFunction:
-    """The rollout_func of a GRPOTrainer: sends the weights if a step changed them, and samples.
+    """The rollout_func of a GRPOTrainer: sends the weights if a step has changed them, and samples.
 
-    Each call takes seeds of its own, so that a run draws the same tokens again.
+    Each call uses new seeds, in a fixed order, so that a second run draws the same tokens.
 
     Args:
-      client: of the rollout.
+      client: a client of the rollout.
       weights: sends the trainer's weights to it.
     """
 
@@ -289,11 +293,12 @@ class RolloutFunction:
         self._drawn = 0
 
     def __call__(self, prompts: list, trainer) -> dict[str, list]:
-        """One completion for each prompt: prompt_ids, completion_ids and logprobs, lists of lists.
+        """Returns one completion for each prompt: prompt_ids, completion_ids and logprobs, lists of lists.
 
         Raises:
-          InvalidArgumentError: the rollout refuses a prompt, whose number comes first, such as one that fills
-            the context. The trainer wants a completion for every prompt: filter the dataset.
+          InvalidArgumentError: the rollout refuses a prompt, such as one that fills the context; the message
+            begins with the prompt's number. The trainer needs a completion for every prompt, so filter the
+            dataset.
           RuntimeError: the rollout ended a request early.
         """
         if self._synced_step != trainer.state.global_step:
@@ -324,7 +329,7 @@ class RolloutFunction:
         }
 
     def _send(self, trainer) -> None:
-        """Every rank gathers, the first sends."""
+        """Sends the weights. Every rank gathers them, the first sends them."""
         tensors = _whole_tensors(trainer.accelerator.unwrap_model(trainer.model))
         if trainer.accelerator.is_main_process:
             if self._synced_step is None:
@@ -336,15 +341,15 @@ class RolloutFunction:
 
 
 def log_gap(trainer) -> None:
-    """Lets a GRPOTrainer log how far the logprobs of its loss are from the rollout's, over all tokens of a
-    step: `sampling/sampling_logp_difference/mean` and `/max`, as TRL itself does for vLLM alone. Infinity if
-    a difference is no number, since TRL leaves NaN out of its logs.
+    """Makes a GRPOTrainer log the gap between the logprobs of its loss and the rollout's, over all tokens of
+    a step: `sampling/sampling_logp_difference/mean` and `/max`, in nats. TRL itself logs these only with
+    vLLM. If a difference is NaN, infinity is logged, since TRL leaves NaN out of its logs.
 
     Args:
-      trainer: with a RolloutFunction; made, but not yet training. patch_trainer calls this itself.
+      trainer: with a RolloutFunction, and not yet started. patch_trainer calls this itself.
     """
     score, compute_loss = trainer._get_per_token_logps_and_entropies, trainer._compute_loss
-    own = None  # of the loss's tokens
+    own = None  # the logprobs in the loss
 
     def scored(*args, **kwargs):
         nonlocal own
@@ -376,17 +381,19 @@ def _whole_tensors(model) -> Iterator[tuple[str, Any]]:
 
 
 def _endless(rows: Iterable) -> Iterator[tuple[int, Any]]:
-    """The rows, again and again, each with the number of the turn.
+    """Yields the rows again and again, each with the number of the pass.
 
     Raises:
-      ValueError: there are none.
+      ValueError: there are no rows.
     """
     for turn in itertools.count():
         row = None
         for row in rows:
             yield turn, row
         if row is None:
-            raise ValueError("prompts: expected rows" + (" that can be read again" if turn else ", got none"))
+            raise ValueError(
+                "prompts: expected rows" + (" that can be read more than once" if turn else ", got none")
+            )
 
 
 def _prompt_ids(tokenizer, prompt: str | list[dict], chat_options: dict[str, Any]) -> list[int]:

@@ -1,5 +1,5 @@
-"""Lets a TRL trainer's model compute with isobit's kernels, so that the per-token logprobs of TRL's loss have
-the rollout's bits."""
+"""Makes the model of a TRL trainer compute with isobit's kernels, so that the per-token logprobs in TRL's
+loss have the rollout's bits."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,23 +12,23 @@ from isobit.integrations._frameworks import require
 from isobit.integrations.trl import INSTALL, log_gap, sampling_of
 from isobit.torch.batch import IGNORED
 
-# What a call with fused_lm_head may have: padded rows, or a row of samples that share prefixes.
+# The arguments of a call with fused_lm_head: padded rows, or one row of samples that share prefixes.
 _TREE = ("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k")
 _UNUSED = ("position_ids", "tree_max_seqlen_q", "tree_max_seqlen_k", "use_cache", "num_items_in_batch")
 
 
 def patch_trainer(trainer) -> None:
-    """Patches the model of a GRPOTrainer or AsyncGRPOTrainer in place, and gives it isobit's AdamW.
+    """Patches the model of a GRPOTrainer or AsyncGRPOTrainer in place, and gives the trainer isobit's AdamW.
 
-    The trainer's own logprobs and entropies (its calls with fused_lm_head) then come from isobit.torch, for
-    the temperature and filters of its config. Samples that share a prefix are computed whole, so that the
-    model needs no attention kernel of TRL's, and no GPU. A GRPOTrainer also logs the gap (trl.log_gap);
-    AsyncGRPOTrainer has a metric of its own, kl.
+    The trainer's own logprobs and entropies (its calls with fused_lm_head) then come from isobit.torch, with
+    the temperature and filters of its config. Samples that share a prefix are computed separately, so the
+    model needs neither TRL's attention kernels nor a GPU. A GRPOTrainer also logs the gap (trl.log_gap); an
+    AsyncGRPOTrainer has its own metric, kl.
 
     Args:
-      trainer: made, but not yet training; on one process, in bfloat16 (args with dtype or
-        model_init_kwargs "bfloat16", and bf16=False, since there is nothing to cast). An optimizer that was
-        given to it stays.
+      trainer: a trainer that has not started; on one process, in bfloat16 (args with dtype or
+        model_init_kwargs "bfloat16", and bf16=False, since nothing has to be cast). If an optimizer was
+        passed to it, it keeps that.
 
     Raises:
       TypeError, ValueError: see isobit.torch.patch; or the trainer casts, wraps or adapts the model.
@@ -44,14 +44,14 @@ def patch_trainer(trainer) -> None:
     output_type = require("trl.trainer.utils", INSTALL).FusedCausalLMOutput
     sampling = sampling_of(args)
     del sampling["max_tokens"]
-    fused = vars(model).pop("forward", None)  # TRL's, in front of the class's
+    fused = vars(model).pop("forward", None)  # TRL's, which hides that of the class
     try:
         it.patch(model)
     except BaseException:
         if fused is not None:
             model.forward = fused
         raise
-    it.accumulate_slots(model)  # its micro-batches, which are the slots of a run on one process
+    it.accumulate_slots(model)  # the micro-batches, which are the slots of a run on one process
     drawn = it.Sampling(**{name: value for name, value in sampling.items() if value is not None})
     model.forward = _FusedForward(model, model.forward, drawn, output_type)
     if trainer.optimizer is None:
@@ -61,7 +61,8 @@ def patch_trainer(trainer) -> None:
 
 
 def _optimizer(trainer) -> it.AdamW:
-    """With the numbers of the trainer's config; as in transformers, norms and biases do not decay."""
+    """Returns an AdamW with the settings in the trainer's config. As in transformers, norms and biases do not
+    decay."""
     args, decayed = trainer.args, set(trainer.get_decay_parameter_names(trainer.model))
     named = [(n, p) for n, p in trainer.model.named_parameters() if p.requires_grad]
     groups = [
@@ -77,7 +78,8 @@ def _optimizer(trainer) -> it.AdamW:
 
 
 class _FusedForward:
-    """A model's forward. Calls with fused_lm_head it answers as TRL's add_fused_lm_head; others stay."""
+    """A model's forward. It answers calls with fused_lm_head as TRL's add_fused_lm_head does; other calls are
+    unchanged."""
 
     def __init__(self, model: nn.Module, forward, sampling: it.Sampling, output_type: type):
         self._model = model
@@ -86,14 +88,14 @@ class _FusedForward:
         self._output_type = output_type
 
     @property
-    def __signature__(self):  # generate looks at it
+    def __signature__(self):  # generate reads it
         return self._forward.__signature__
 
     def __call__(self, *args, fused_lm_head: bool = False, **kwargs):
         if not fused_lm_head:
             return self._forward(*args, **kwargs)
         if args:
-            raise TypeError("a call with fused_lm_head: expected keyword arguments alone")
+            raise TypeError("a call with fused_lm_head: expected only keyword arguments")
         return self._scores(**kwargs)
 
     def _scores(
@@ -125,19 +127,19 @@ class _FusedForward:
 
 
 def _padded_rows(input_ids, attention_mask, labels) -> tuple[it.Batch, torch.Tensor]:
-    """The batch of padded rows, and where in labels[:, 1:] each scored row belongs, flat."""
+    """Returns the batch for padded rows, and the flat index in labels[:, 1:] of each scored row."""
     batch = it.Batch.from_padded(input_ids, attention_mask, labels=labels)
     whole = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    row, column = whole.nonzero(as_tuple=True)  # of each token row of the batch
+    row, column = whole.nonzero(as_tuple=True)  # the place of each token row of the batch
     scored = batch.scored
     return batch, row[scored] * (input_ids.shape[1] - 1) + column[scored]
 
 
 def _tree_rows(input_ids, shift_labels, kv_index, _, path_bounds) -> tuple[it.Batch, torch.Tensor]:
-    """The batch of a row of samples that share prefixes, each whole, and where in the row each scored row
-    belongs.
+    """Returns the batch for a row of samples that share prefixes, each sample as a whole sequence, and the
+    index in the row of each scored row.
 
-    A position that several samples share is scored in the first of them: its bits are the same in all.
+    A position that several samples share is scored only in the first of them: its bits are the same in all.
     """
     if kv_index is None or path_bounds is None or input_ids.shape[0] != 1:
         raise ValueError(
@@ -155,13 +157,15 @@ def _tree_rows(input_ids, shift_labels, kv_index, _, path_bounds) -> tuple[it.Ba
         if all(mark == IGNORED for mark in marks):
             continue
         sequences.append([ids[p] for p in path])
-        targets.append([IGNORED, *marks[:-1]])  # of each token, which its predecessor predicts
+        targets.append(
+            [IGNORED, *marks[:-1]]
+        )  # shifted: the target of a token is predicted by the one before it
         rows += path
     batch = it.Batch.of(sequences, labels=targets, device=input_ids.device)
     return batch, torch.tensor(rows, device=input_ids.device)[batch.scored]
 
 
 def _whole_samples(paths: Sequence[list[int]]) -> list[list[int]]:
-    """Of the paths from root to segment, those that no other goes on."""
+    """Returns those of the paths from the root to a segment that are not the beginning of another path."""
     inner = {position for path in paths for position in path[:-1]}
     return [path for path in paths if path[-1] not in inner]

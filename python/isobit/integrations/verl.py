@@ -1,7 +1,7 @@
-"""verl's rollout "isobit": a replica, a server adapter and a checkpoint engine for services that run on
-their own. Importing this module registers them, which verl does by the entry point group verl.plugins.
+"""verl's rollout "isobit": a replica, a server adapter and a checkpoint engine for services that run
+separately. Importing this module registers them; verl does that through the entry point group verl.plugins.
 
-Its settings are in rollout.engine_kwargs.isobit, and for the checkpoint engine in
+The settings are in rollout.engine_kwargs.isobit, and for the checkpoint engine in
 rollout.checkpoint_engine.engine_kwargs.isobit: see Settings.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 INSTALL = "verl==0.9.1"
 
-# verl says nothing of a plugin that cannot be imported, unless it logs at level debug.
+# verl reports a plugin that cannot be imported only at the log level debug.
 try:
     from isobit import aio
     from isobit.client import RolloutClient
@@ -30,7 +30,7 @@ try:
     ray = require("ray", INSTALL)
 except Exception as error:
     logging.getLogger(__name__).error(
-        "isobit's plugin for verl cannot be imported, so that verl has no rollout.name=isobit: %s: %s",
+        "isobit's plugin for verl cannot be imported, so verl has no rollout.name=isobit: %s: %s",
         type(error).__name__,
         error,
     )
@@ -39,7 +39,8 @@ except Exception as error:
 _OPTIONS = "temperature top_p top_k min_p seed ignore_eos stop_token_ids min_tokens repetition_penalty"
 _NAMES = {name: name for name in _OPTIONS.split()}
 _STEP_BITS = 32
-# Options that change no token as verl sets them. It asks for logprobs by a flag; here they always come.
+# Options that change no token with the values that verl sets. verl requests logprobs by a flag; isobit always
+# returns them.
 _IGNORED = {"logprobs": ..., "n": 1, "detokenize": ..., "skip_special_tokens": ..., "stop": []}
 
 
@@ -48,7 +49,7 @@ class Settings:
     """Where the services are.
 
     Attributes:
-      targets: host:port of the rollouts, one for each replica in turn.
+      targets: host:port of the rollouts, one for each replica, in order.
       model_root, model: see SharedDirectory; without them weights go over gRPC.
       security: further arguments of the clients, such as tls_ca and token_file.
     """
@@ -60,10 +61,10 @@ class Settings:
 
     @classmethod
     def of(cls, values: dict[str, Any] | None, where: str) -> "Settings":
-        """The settings in a config.
+        """Returns the settings in a config.
 
         Raises:
-          ValueError: a name that is not known, or no targets.
+          ValueError: an unknown name, or no targets.
         """
         values = dict(values or {})
         known = {field.name for field in dataclasses.fields(cls)}
@@ -79,22 +80,24 @@ class Settings:
         return None if self.model_root is None else SharedDirectory(self.model_root, self.model)
 
     def target(self, replica_rank: int) -> str:
-        """The rollout of a replica.
+        """Returns the rollout of a replica.
 
         Raises:
           ValueError: there are more replicas than rollouts.
         """
         if replica_rank >= len(self.targets):
-            raise ValueError(f"replica {replica_rank}: expected as many targets, got {len(self.targets)}")
+            raise ValueError(
+                f"replica {replica_rank}: expected a target for each replica, got only {len(self.targets)}"
+            )
         return self.targets[replica_rank]
 
 
 def version_of_step(step: int | None, present: int) -> int:
-    """The weight version for verl's step, of a service whose present one is `present`.
+    """Returns the weight version for a step of verl, if the service now has the version `present`.
 
-    Versions must grow, steps need not: fit() begins with step 0, repeats a step, and after a crash goes on
-    from an earlier one. So a version's lower 32 bits are the step, and the upper ones count how often it did
-    not grow. None is the step of the present weights.
+    Versions must grow, but steps need not: fit() begins with step 0, may repeat a step, and continues from an
+    earlier step after a crash. So the lower 32 bits of a version are the step, and the upper bits count how
+    often the step did not grow. None means the step of the present weights.
 
     Raises:
       ValueError: the step is outside 0 to 2^32 - 1.
@@ -108,7 +111,7 @@ def version_of_step(step: int | None, present: int) -> int:
 
 
 def step_of_version(version: int) -> int:
-    """The step of version_of_step."""
+    """Returns the step of a version made by version_of_step."""
     return version & ((1 << _STEP_BITS) - 1)
 
 
@@ -117,7 +120,7 @@ def _settings(config) -> Settings:
 
 
 class Server:
-    """What verl's clients call to generate: one for each replica, a Ray actor without a GPU."""
+    """The server that verl's clients call to generate: one for each replica, a Ray actor without a GPU."""
 
     def __init__(self, config, replica_rank: int):
         self._config = config
@@ -127,7 +130,7 @@ class Server:
         self._rejecting = False
 
     async def wait_until_serving(self) -> str:
-        """The rollout's host:port once it serves."""
+        """Returns the rollout's host:port once the rollout serves."""
         await self._client.wait_until_serving()
         return self._target
 
@@ -141,17 +144,17 @@ class Server:
         audio_data: list | None = None,
         mm_processor_kwargs: dict | None = None,
     ):
-        """A TokenOutput: token ids, and their logprobs with the scorer's bits.
+        """Returns a TokenOutput: token ids, and their logprobs with the scorer's bits.
 
-        global_steps is the step of the last token's weights, min_global_steps and max_global_steps those of
-        all tokens (see version_of_step).
+        global_steps is the step of the weights of the last token; min_global_steps and max_global_steps are
+        over all tokens (see version_of_step).
 
         Raises:
-          ValueError: images, video, audio; a sampling option that isobit does not have; a prompt without room
-            for a completion.
+          ValueError: images, video or audio; a sampling option that isobit does not have; or a prompt that
+            leaves no room for a completion.
         """
         if image_data or video_data or audio_data or mm_processor_kwargs:
-            raise ValueError("expected text alone: isobit serves no images, video or audio")
+            raise ValueError("expected only text: isobit takes no images, video or audio")
         if self._rejecting:
             return _replica.TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted")
         (sample,) = await agenerate(
@@ -184,26 +187,26 @@ class Server:
         if most < 1:
             raise ValueError(f"a prompt of {prompt_tokens} tokens leaves no room for a completion")
         defaults = {"repetition_penalty": config.repetition_penalty, "ignore_eos": config.ignore_eos}
-        if config.full_determinism:  # the same request draws the same tokens, from whichever replica
+        if config.full_determinism:  # the same request draws the same tokens, at any replica
             digest = hashlib.sha256(f"{config.seed} {request_id}".encode()).digest()
             defaults["seed"] = int.from_bytes(digest[:8])
         return known_options(defaults | sampling, _NAMES, _IGNORED) | {"max_tokens": most}
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """Ends what is in flight and stops generation. Later requests wait, or with reject_request end at
-        once as aborted."""
+        """Ends all requests in flight and stops generation. Later requests wait; with reject_request they end
+        at once as aborted."""
         self._rejecting = reject_request
         await self._client.pause_generation("abort")
         return {}
 
     async def resume_generation(self) -> None:
-        """Undoes abort_all_requests."""
+        """Ends the pause of abort_all_requests."""
         self._rejecting = False
         await self._client.continue_generation()
 
     async def nothing(self, *_, **__) -> None:
-        """What verl asks of servers that share the trainer's GPUs or keep old keys and values, and of the
-        workers beside them that receive weights."""
+        """Does nothing. verl calls it for servers that share the trainer's GPUs or keep old keys and values,
+        and for the workers beside them that receive weights."""
 
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
     start_profile = stop_profile = set_global_steps = nothing
@@ -211,10 +214,10 @@ class Server:
 
 
 class Replica(_replica.RolloutReplica):
-    """A rollout of isobit, which was started beforehand and has its own devices."""
+    """A rollout of isobit that was started beforehand and has its own devices."""
 
     async def launch_servers(self) -> None:
-        """Starts the actor in front of the rollout; returns once that serves."""
+        """Starts the actor in front of the rollout. Returns once the rollout serves."""
         if self.is_reward_model or self.is_teacher_model:
             raise ValueError("rollout.name=isobit: expected the policy, got a reward or teacher model")
         actor = ray.remote(Server).options(
@@ -228,17 +231,17 @@ class Replica(_replica.RolloutReplica):
         self.servers = [server]
 
     async def init_standalone(self) -> None:
-        """Takes no resources of Ray's: the services have their own."""
+        """Takes no Ray resources, since the services have their own."""
         self.rollout_mode = _replica.RolloutMode.STANDALONE
         await self.launch_servers()
-        self.workers = self.servers  # verl's manager of weights wants some, which ours need not
+        self.workers = self.servers  # verl's weight manager requires workers; isobit does not need any
 
     async def init_colocated(self, resource_pool) -> None:
         raise ValueError("rollout.name=isobit: expected hybrid or standalone mode, got colocated")
 
 
 class ServerAdapter(_rollout_base.BaseRollout):
-    """Sends a hybrid trainer's weights to its replica's rollout."""
+    """Sends a hybrid trainer's weights to the rollout of its replica."""
 
     def __init__(self, config, model_config, device_mesh, replica_rank: int = -1):
         super().__init__(config, model_config, device_mesh)
@@ -250,15 +253,16 @@ class ServerAdapter(_rollout_base.BaseRollout):
         self._settings = _settings(c)
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing: the services keep their memory."""
+        """Does nothing: the services keep their memory."""
 
     async def release(self) -> None:
-        """Nothing, as resume."""
+        """Does nothing, like resume."""
 
     async def update_weights(
         self, weights, wire_format: str = "named_tensors", global_steps: int | None = None, **options
     ) -> None:
-        """Every rank walks the weights, which may need all of them; the first of a replica sends them.
+        """Sends the weights. Every rank iterates over them, since that may need all ranks; the first rank of
+        a replica sends them.
 
         Raises:
           ValueError: deltas or an adapter, which isobit does not take.
@@ -276,10 +280,10 @@ class ServerAdapter(_rollout_base.BaseRollout):
 
 @_engine_base.CheckpointEngineRegistry.register("isobit")
 class CheckpointEngine(_engine_base.CheckpointEngine):
-    """Sends the weights of the trainer's first rank to every rollout. Rollouts need no workers of verl's.
+    """Sends the weights of the trainer's first rank to every rollout. The rollouts need no verl workers.
 
     Args:
-      bucket_size, is_master: from verl; the size is isobit's own affair.
+      bucket_size, is_master: verl passes them; they are not used.
       settings: see Settings.
     """
 
@@ -288,36 +292,40 @@ class CheckpointEngine(_engine_base.CheckpointEngine):
         self._settings = Settings.of(settings, "rollout.checkpoint_engine.engine_kwargs.isobit")
 
     def prepare(self) -> dict[str, Any]:
-        """Nothing."""
+        """Does nothing."""
         return {}
 
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]):
-        """No rank needs to know of another."""
+        """No rank needs to know the others."""
         return {}, {}
 
     def init_process_group(self) -> None:
-        """Nothing: there is no group."""
+        """Does nothing: there is no group."""
 
     def finalize(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     async def send_weights(self, weights, global_steps: int | None = None) -> dict[str, float]:
-        """Every rank walks the weights, the first sends them; the outputs of rollouts then say `global_steps`
-        (see version_of_step)."""
+        """Sends the weights. Every rank iterates over them, the first sends them. After that the outputs of
+        rollouts have `global_steps` (see version_of_step)."""
         tensors = await _taken(weights, keep=self._is_master)
         if self._is_master:
             await asyncio.to_thread(_send, self._settings, self._settings.targets, tensors, global_steps)
         return {}
 
     async def receive_weights(self, global_steps: int | None = None):
-        """Raises RuntimeError: no worker of verl's receives weights, the services do."""
+        """Must not be called: the services receive the weights, not verl's workers.
+
+        Raises:
+          RuntimeError: always.
+        """
         raise RuntimeError("the checkpoint engine isobit has no receivers: use it with rollout.name=isobit")
         yield  # an asynchronous iterator, as verl expects
 
 
 async def _taken(weights, *, keep: bool) -> list[tuple[str, Any]]:
-    """The tensors in host memory, taken in this thread, whose device is the rank's."""
+    """Returns the tensors in host memory. They are copied in this thread, since its device is the rank's."""
     kept = []
     async for name, tensor in require("verl.workers.rollout.utils", INSTALL).ensure_async_iterator(weights):
         if keep:

@@ -1,4 +1,4 @@
-"""The one way by which a framework's seam sends weights to rollouts and scorers."""
+"""Sends weights to rollouts and scorers, for the integrations of all frameworks."""
 
 import functools
 import shutil
@@ -16,11 +16,11 @@ from isobit.weights import checkpoint_name, digest_of, specs_of
 
 @dataclass(frozen=True)
 class SharedDirectory:
-    """A --model_root that trainer and services see, through which weights go.
+    """A --model_root that trainer and services share, for sending weights as files.
 
     Attributes:
-      model_root: where this process sees it.
-      model: the model there with the config that the services serve.
+      model_root: its path in this process.
+      model: the model in it whose config the services use.
     """
 
     model_root: Path | str
@@ -38,22 +38,22 @@ def send_weights(
     """Switches services to new weights, one service after the other.
 
     Args:
-      tensors: each tensor of the model with its name, of torch: named_parameters() or the items of a state
-        dict. What compiling, checkpointing, DDP or FSDP puts into a name is left out. They are read once, to
-        the end, and all held in host memory. Of those that are one, as tied weights, the first is sent.
-      directory: None sends the tensors over gRPC; else they are written there, once for all services, and
-        removed afterwards.
-      weight_version: the id to give them, or a function of a service's present id; None: of each service
-        the present id plus 1. A service that has these weights under this id already keeps them, so that
-        a call that has failed may be repeated.
+      tensors: torch tensors of the model, each with its name: named_parameters(), or the items of a state
+        dict. Prefixes that compiling, checkpointing, DDP or FSDP add to names are removed. The tensors are
+        read once and all held in host memory. Of tied weights, only the first is sent.
+      directory: None: the tensors are sent over gRPC. Otherwise they are written to this directory, once for
+        all services, and removed afterwards.
+      weight_version: the version id of the new weights, or a function that returns it for a service's present
+        id; None: for each service its present id plus 1. A service that has these weights with this id
+        already keeps them, so that a failed call can be repeated.
       in_flight: what happens to a rollout's requests in flight; scorers always let theirs finish.
 
     Returns:
-      What each service answered.
+      The response of each service.
 
     Raises:
-      ValueError: no tensors came, or two of one name.
-      isobit.errors.IsobitError: a service refused. It goes on with its old weights, as do those after it.
+      ValueError: there are no tensors, or two have the same name.
+      isobit.errors.IsobitError: a service refused. It keeps its old weights, and so do the services after it.
     """
     named = {}
     for given, tensor in tensors:

@@ -1,13 +1,14 @@
-"""Training by isobit's numeric contract (docs/NUMERICS.md, C9 to C15) in PyTorch 2.10 and later.
+"""Training with isobit's numeric contract (docs/NUMERICS.md, C9 to C15) in PyTorch 2.10 and later.
 
-The gradient of a step is a function of the parameters, the ordered batch, the loss and the recipe alone: not
-of the number of ranks, the cut of memory, the schedule, or whether a CPU or a GPU computed it.
+The gradient of a step is a function of the parameters, the ordered batch, the loss and the recipe. It does
+not depend on the number of ranks, on how memory limits cut the batch, on the schedule, or on whether a CPU or
+a GPU computed it.
 
-`patch` makes a Hugging Face model compute with the kernel set and `logprobs` scores a `Batch` with it; `plan`
-cuts a batch into packs, lanes and slots; `GradientSum`, `fully_shard`, `clip_grad_norm_` and `AdamW` keep the
-order of every sum between passes and ranks. `functional` has the operators. `update_weights` sends a model's
-weights to rollout and scorer, from GPU to GPU in the groups of `init_weights_update_group`, and
-`model_digest` is what they then report.
+`patch` makes a Hugging Face model compute with the kernel set, and `logprobs` scores a `Batch` with it.
+`plan` cuts a batch into packs, lanes and slots. `GradientSum`, `fully_shard`, `clip_grad_norm_` and `AdamW`
+keep the order of every sum between passes and ranks. `functional` has the operators. `update_weights` sends a
+model's weights to rollout and scorer (from GPU to GPU in the groups of `init_weights_update_group`);
+`model_digest` is the digest that they then report.
 """
 
 from isobit.torch import functional

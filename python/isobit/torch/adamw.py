@@ -1,4 +1,5 @@
-"""AdamW by the contract (C15): fp32 masters, moments in fp32 or bf16, every expression written out."""
+"""AdamW by the contract (C15): fp32 masters, moments in fp32 or bf16, and every expression in a defined
+order."""
 
 import math
 from collections import defaultdict
@@ -14,12 +15,12 @@ from isobit.torch import functional as F
 from isobit.torch.gradients import local, refuse
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-# Elements whose moments are fp32 at one time where bf16 is kept: of a GPU's cache, not of its memory.
+# With bf16 moments, this many elements have fp32 moments at the same time: they fit into a GPU's cache.
 _CHUNK = 1 << 21
 
-# From here on a number is infinite in fp32.
+# Numbers from here on are infinite in fp32.
 _FP32_END = 2.0**128 - 2.0**103
-# Options of torch's Adam and AdamW that would be another optimizer, and the value that is none.
+# Options of torch's Adam and AdamW that make another optimizer, each with the value that switches it off.
 _OTHER_OPTIMIZERS = {
     "amsgrad": False,
     "maximize": False,
@@ -29,7 +30,7 @@ _OTHER_OPTIMIZERS = {
 
 
 def _power(base: float, n: int) -> float:
-    """base^n by n - 1 products in float64."""
+    """Returns base^n, computed as n - 1 products in float64."""
     result = base
     for _ in range(n - 1):
         result *= base
@@ -39,10 +40,10 @@ def _power(base: float, n: int) -> float:
 def step_factors(
     step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> list[float]:
-    """The factors of step `step` >= 1, in float64, in the order of `functional.adamw_`, which rounds them to
-    fp32."""
+    """Returns the factors of step `step` >= 1 (C15), in float64, in the order of `functional.adamw_`, which
+    rounds them to fp32."""
     beta1, beta2 = map(float, betas)
-    lr, eps, weight_decay = float(lr), float(eps), float(weight_decay)  # a scheduler's may be of a tensor
+    lr, eps, weight_decay = float(lr), float(eps), float(weight_decay)  # a scheduler may set tensors
     return [
         1.0 - lr * weight_decay,
         beta1,
@@ -56,7 +57,7 @@ def step_factors(
 
 
 def _shard_groups(gradients: list[torch.Tensor]) -> list[dist.ProcessGroup]:
-    """The groups of ranks that hold different parts of these gradients."""
+    """Returns the groups of ranks that hold different parts of these gradients."""
     groups: dict[dist.ProcessGroup, None] = {}
     for gradient in gradients:
         if isinstance(gradient, DTensor):
@@ -82,7 +83,8 @@ def _check_numbers(options: dict[str, Any]) -> None:
 
 
 def _check_groups(groups: list[dict[str, Any]]) -> None:
-    """_check_numbers of each, whose errors have its index: schedulers and saved states set numbers, too."""
+    """Runs _check_numbers for each group, since schedulers and saved states set numbers, too. Errors have the
+    group's index."""
     for index, group in enumerate(groups):
         try:
             _check_numbers(group)
@@ -91,7 +93,7 @@ def _check_groups(groups: list[dict[str, Any]]) -> None:
 
 
 def _first_element(parameter: torch.Tensor) -> int:
-    """The number of a shard's first element in the whole parameter, in row-major order."""
+    """Returns the number of a shard's first element in the whole parameter, in row-major order."""
     if not isinstance(parameter, DTensor) or not parameter.ndim:
         return 0
     _, offset = compute_local_shape_and_global_offset(
@@ -101,8 +103,8 @@ def _first_element(parameter: torch.Tensor) -> int:
 
 
 def _update(tensors: list[torch.Tensor | None], factors: list[float], step: int, first: int) -> None:
-    """One step of master, m, v, gradient and working copy (or None), all of one device and one dimension.
-    first: the number of their first element in the whole parameter."""
+    """Makes one step for a master, m, v, gradient and working copy (or None), all one-dimensional and on one
+    device. first: the number of their first element in the whole parameter."""
     master, m, v, gradient, working = tensors
     if m.dtype == torch.float32:
         return F.adamw_(master, m, v, gradient, working, factors)
@@ -124,7 +126,7 @@ def _check_form(name: str, parameter: torch.Tensor, moments: torch.dtype) -> Non
     placements = [t.placements if isinstance(t, DTensor) else None for t in (parameter, gradient)]
     if placements[0] != placements[1]:
         raise RuntimeError(
-            f"AdamW: {name}: expected a gradient sharded as its parameter, {placements[0]}, got"
+            f"AdamW: {name}: expected a gradient sharded like its parameter, {placements[0]}, got"
             f" {placements[1]}"
         )
     if moments != torch.float32 and not all(p.is_replicate() or p.is_shard(0) for p in placements[0] or ()):
@@ -134,7 +136,7 @@ def _check_form(name: str, parameter: torch.Tensor, moments: torch.dtype) -> Non
 
 
 def _check_loaded(name: str, parameter: torch.Tensor, values: dict[str, Any], moments: torch.dtype) -> None:
-    """Fails unless a saved state fits this parameter."""
+    """Raises ValueError unless a saved state fits this parameter."""
     for key in ("exp_avg", "exp_avg_sq", "master"):
         value = values.get(key)
         if value is not None and _layout(value) != _layout(parameter):
@@ -151,15 +153,15 @@ def _check_loaded(name: str, parameter: torch.Tensor, values: dict[str, Any], mo
     has_fp32_moments = moment is not None and moment.dtype == torch.float32
     if parameter.dtype != torch.float32 and has_fp32_moments and "master" not in values:
         raise ValueError(
-            f"AdamW: {name}: expected a master beside moments in float32, got none: the masters were the"
+            f"AdamW: {name}: expected a master with moments in float32, got none: the masters were the"
             f" float32 weights that were saved, and are lost in {parameter.dtype}; load into float32"
-            " parameters (fully_shard), save there again, and masters are in the state"
+            " parameters (fully_shard) and save again: that state has masters"
         )
 
 
 class _States(defaultdict):
-    """The parameters' states, made when somebody asks for one: torch.distributed.checkpoint asks for all, and
-    would otherwise make them by a step on gradients that are not fp32."""
+    """The states of the parameters. A state is made when it is first read, since torch.distributed.checkpoint
+    reads all of them, and would otherwise make them by a step on gradients that are not fp32."""
 
     def __init__(self, states: dict[torch.Tensor, dict[str, Any]], fresh: Callable[[torch.Tensor], dict]):
         super().__init__(None, states)
@@ -177,7 +179,7 @@ class _States(defaultdict):
 
 
 def _differs(parameter: torch.Tensor, master: torch.Tensor) -> bool:
-    """Whether a master, rounded to bf16, is not the parameter."""
+    """Whether a master, rounded to bf16, differs from the parameter."""
     rounded = [local(t).to(parameter.device, torch.bfloat16) for t in (parameter, master)]
     return not torch.equal(*(t.view(torch.int16) for t in rounded))
 
@@ -192,27 +194,28 @@ class AdamW(torch.optim.Optimizer):
 
     A bf16 parameter has an fp32 master in the state ("master"), and becomes bf16(master) at each step. An
     fp32 parameter, such as a shard under FSDP2 with MixedPrecisionPolicy(param_dtype=torch.bfloat16), is its
-    own master. Weights that are loaded into bf16 parameters after the first step need a new AdamW: a step
-    writes what the masters say.
+    own master. If other weights are loaded into bf16 parameters after the first step, make a new AdamW, since
+    a step overwrites the parameters with the masters.
 
-    The state has torch's form ("step", "exp_avg", "exp_avg_sq") and a master of each parameter:
+    The state has torch's form ("step", "exp_avg", "exp_avg_sq"), plus a master of each parameter.
     state_dict(), load_state_dict(), torch.distributed.checkpoint and its get_state_dict work as with
-    torch.optim.AdamW, before the first step as well, onto another number of ranks, and from plain bf16
-    parameters to FSDP2's fp32 shards and back. The model's weights are loaded as well, in either order: the
-    next step refuses masters that are not theirs, and gives fp32 parameters the masters' bits.
+    torch.optim.AdamW: also before the first step, onto another number of ranks, and from plain bf16
+    parameters to FSDP2's fp32 shards and back. The model's weights must be loaded as well, before or after
+    the state. If the masters do not belong to the weights, the next step raises an error; it gives fp32
+    parameters the masters' bits.
 
     Args:
-        params: parameters or groups of them, bf16 or fp32; tensors or DTensors. Gradients are fp32. Given as
-            named_parameters(), errors have their names.
-        lr, betas, eps, weight_decay: as of torch.optim.AdamW; in each group.
-        moments: torch.float32, or torch.bfloat16, which takes 4 bytes a parameter less and is another recipe:
-            it changes bits, and is rounded without a drift (C15).
-        offload: the moments, and the masters of bf16 parameters, are in host memory, where the step is
-            computed: the same bits, in less GPU memory and more time.
+        params: parameters or groups of them, bf16 or fp32; tensors or DTensors. Gradients are fp32. With
+            named_parameters(), errors contain the names.
+        lr, betas, eps, weight_decay: as for torch.optim.AdamW; each group may have its own.
+        moments: torch.float32; or torch.bfloat16, which saves 4 bytes per parameter. bfloat16 is another
+            recipe: it changes bits, and is rounded without a drift (C15).
+        offload: True keeps the moments, and the masters of bf16 parameters, in host memory, and computes the
+            step there: the same bits with less GPU memory, but more time.
 
     Raises:
-        ValueError: a number is out of its range, moments are of another dtype, or an option makes another
-            optimizer (amsgrad, maximize); here, in load_state_dict or, if something else has set it, in step.
+        ValueError: a number is out of range, `moments` is another dtype, or an option makes another optimizer
+            (amsgrad, maximize). Raised here, in load_state_dict, or in step if the value was set later.
     """
 
     def __init__(
@@ -240,14 +243,14 @@ class AdamW(torch.optim.Optimizer):
 
     def _own(self, states: dict[torch.Tensor, dict[str, Any]]) -> None:
         self.state = _States(states, self._fresh_state)
-        self._loaded: set[torch.Tensor] = set()  # parameters whose masters no step has used yet
+        self._loaded: set[torch.Tensor] = set()  # parameters with loaded masters that no step has used yet
 
     def _kept(self, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """t as the state keeps it."""
+        """Returns t in the form in which the state keeps it."""
         return t.to("cpu" if self._offload else t.device, dtype)
 
     def _fresh_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The state of a parameter before its first step. An fp32 parameter is its own master."""
+        """Returns the state of a parameter before its first step. An fp32 parameter is its own master."""
         moments = [torch.zeros_like(self._kept(parameter.detach(), self._moments)) for _ in _MOMENTS]
         return {
             "step": torch.tensor(0.0, dtype=torch.float32, device="cpu"),
@@ -256,17 +259,17 @@ class AdamW(torch.optim.Optimizer):
         }
 
     def _master_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The master that the weights make."""
+        """Returns the master made from the present weights."""
         weights = parameter.detach()
         return weights if weights.dtype == torch.float32 else self._kept(weights, torch.float32)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; the numbers of each group are checked."""
+        """Like torch's. The numbers of the group are checked."""
         _check_numbers({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     def _named_parameters(self) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
-        """Name, parameter and group of each."""
+        """Returns name, parameter and group of each parameter."""
         found = []
         for group in self.param_groups:
             unnamed = [f"parameter {len(found) + i}" for i in range(len(group["params"]))]
@@ -275,23 +278,25 @@ class AdamW(torch.optim.Optimizer):
         return found
 
     def _master(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The master as it is now. Before the first step it follows the weights, which others may load."""
+        """Returns the current master. Before the first step it follows the weights, which other code may
+        load."""
         state = self.state[parameter]
         if parameter in self._loaded:
             return state["master"]
         if parameter.dtype == torch.float32:
             return parameter.detach()
-        if "master" not in state or state["step"] == 0:  # torch.optim.AdamW's state has no masters
+        if "master" not in state or state["step"] == 0:  # a state of torch.optim.AdamW has no masters
             return self._master_of(parameter)
         return state["master"]
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, of all parameters that are trained; with masters, which are copies of fp32
-        parameters (4 bytes each): a checkpoint may be read into these while it is into the parameters."""
+        """Like torch's, for all parameters that are trained, and with masters. Masters of fp32 parameters are
+        copies (4 bytes per parameter), since a checkpoint may be read into the state and into the parameters
+        at the same time."""
         parameters = [p for _, p, _ in self._named_parameters()]
         for parameter in parameters:
             if parameter.requires_grad:
-                self.state[parameter]  # makes what is missing
+                self.state[parameter]  # makes the state if it is missing
         saved = super().state_dict()
         for index, parameter in enumerate(parameters):
             if index in saved["state"]:
@@ -302,18 +307,17 @@ class AdamW(torch.optim.Optimizer):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but keeps fp32 what torch would round to the dtype of a bf16 parameter.
+        """Like torch's, but keeps values in fp32 that torch would round to the dtype of a bf16 parameter.
 
         Raises:
-            ValueError: numbers, as of the constructor; a tensor that has not its parameter's shape or shards;
-                a bf16 parameter whose moments are fp32 without a master, which a model in fp32 saved; moments
-                of the other recipe.
-                Nothing is loaded.
+            ValueError: a number is out of range, as in the constructor; a tensor does not have its
+                parameter's shape or shards; a bf16 parameter has fp32 moments but no master, because a model
+                in fp32 saved them; or the moments are of the other recipe. Then nothing is loaded.
         """
         saved = [state_dict["state"].get(i) for group in state_dict["param_groups"] for i in group["params"]]
         named = self._named_parameters()
         _check_groups([{**self.defaults, **group} for group in state_dict["param_groups"]])
-        if len(saved) == len(named):  # else torch says so
+        if len(saved) == len(named):  # otherwise torch raises an error
             for (name, parameter, _), values in zip(named, saved, strict=True):
                 _check_loaded(name, parameter, values or {}, self._moments)
         super().load_state_dict(state_dict)
@@ -328,15 +332,15 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of every parameter that has a gradient. Waits for the GPU once.
+        """Makes one step for every parameter that has a gradient. Waits for the GPU once.
 
         Raises:
-            FloatingPointError: a gradient holds NaN or infinity; names the parameter. Nothing is updated, and
-                every rank that holds a shard of it raises this.
+            FloatingPointError: a gradient has a NaN or an infinity; the message names the parameter. Nothing
+                is updated, and every rank that holds a shard of it raises this.
             RuntimeError: a parameter is neither bf16 nor fp32; its gradient is not fp32
-                (`keep_fp32_gradients`), or not sharded like it; its weights are not those of the masters
-                that load_state_dict brought. Nothing is updated.
-            ValueError: numbers, as of the constructor.
+                (`keep_fp32_gradients`), or not sharded like the parameter; or its weights do not belong to
+                the masters from load_state_dict. Nothing is updated.
+            ValueError: a number is out of range, as in the constructor.
         """
         loss = None
         if closure is not None:
@@ -369,8 +373,8 @@ class AdamW(torch.optim.Optimizer):
         refuse(not_finite)
         if unlike:
             raise RuntimeError(
-                f"AdamW: {unlike[0]}: expected the weights of the masters that load_state_dict brought, got"
-                " others: load the model's weights of the same checkpoint, or make a new AdamW"
+                f"AdamW: {unlike[0]}: expected the weights that belong to the loaded masters, got others:"
+                " load the model's weights from the same checkpoint, or make a new AdamW"
             )
 
     def _step(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
@@ -390,10 +394,10 @@ class AdamW(torch.optim.Optimizer):
         if parameter.dtype == torch.bfloat16:
             working = torch.empty_like(weights, device="cpu") if self._offload else weights
         _update([*tensors, working], step_factors(step, **numbers), step, _first_element(parameter))
-        if self._offload:  # else all was computed in place
+        if self._offload:  # otherwise everything was computed in place
             weights.copy_(tensors[0] if working is None else working)
 
     def _at_step(self, t: torch.Tensor) -> torch.Tensor:
-        """t where the step is computed: itself, unless it is a weight or gradient on a GPU and must go to
-        the host."""
+        """Returns t on the device that computes the step: t itself, or a copy in host memory of a weight or
+        gradient on a GPU."""
         return (t.to("cpu") if self._offload else t).contiguous().view(-1)

@@ -1,5 +1,5 @@
-"""The operators' gradients (C11 to C14), registered with autograd. Each saves what its backward pass reads
-and nothing else; logits are computed again."""
+"""The gradients of the operators (C11 to C14), registered with autograd. Each saves only what its backward
+pass reads; logits are computed again."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -45,13 +45,13 @@ def _swiglu(ctx, ds: Tensor):
 
 def _qkv_setup(ctx, inputs, output):
     qkv, positions, cosine, sine, q_norm, k_norm, *ctx.shape, ctx.packs = inputs
-    # Without norms only the rotation is undone, which needs no input.
+    # Without norms, the backward pass only undoes the rotation, which needs no input.
     ctx.save_for_backward(None if q_norm is None else qkv, positions, cosine, sine, q_norm, k_norm)
 
 
 def _qkv(ctx, dq: Tensor, dk: Tensor, dv: Tensor):
     gradients = (dq.contiguous(), dk.contiguous(), dv.contiguous())
-    saved = ctx.saved_tensors  # only once: activation checkpointing unpacks them once
+    saved = ctx.saved_tensors  # read only once, since activation checkpointing unpacks them only once
     dqkv, dq_norm, dk_norm = _ops.qkv_backward(*gradients, *saved, *ctx.shape, ctx.packs)
     norms = (None, None) if saved[-1] is None else (dq_norm, dk_norm)
     return dqkv, None, None, None, *norms, *[None] * 5
@@ -132,9 +132,10 @@ def head_backward(
     packs: Sequence[int],
     pack_sum: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of logprobs' hidden, bf16, and weight, fp32, pack by pack.
+    """Returns the gradients of logprobs' hidden (bf16) and weight (fp32), computed pack by pack.
 
-    tensors: hidden, weight, targets, the four of Sampling, state. pack_sum: sees each pack's weight gradient.
+    tensors: hidden, weight, targets, the four tensors of Sampling, and the saved state. pack_sum: called with
+    each pack's weight gradient.
     """
     hidden, weight, *rest = tensors
     if dlogprobs is None:
@@ -160,13 +161,13 @@ def _logprobs(ctx, dlogprobs: Tensor | None, dentropies: Tensor | None, _):
 
 
 class TiedGradient:
-    """lm_head's gradient of a weight that is the embedding's as well, from its backward pass to the
-    embedding's: C12's chains start from lm_head's pack sums. For one logprobs and one tied_embedding."""
+    """Carries the gradient of a tied weight from the backward pass of lm_head to that of the embedding: C12's
+    chains start from lm_head's pack sums. For one logprobs and one tied_embedding."""
 
     def __init__(self):
-        self.head: object | None = None  # the logprobs that has left what follows
+        self.head: object | None = None  # the logprobs call that stored the next two
         self.dweight: Tensor | None = None  # fp32 [vocab, hidden size]
-        self.head_sums: list[Tensor] = []  # of each pack, fp32 [ids, hidden size]
+        self.head_sums: list[Tensor] = []  # for each pack, fp32 [ids, hidden size]
 
     def take(self) -> tuple[Tensor | None, list[Tensor]]:
         taken = self.dweight, self.head_sums
@@ -174,7 +175,7 @@ class TiedGradient:
         return taken
 
     def begin(self, head: object) -> None:
-        """Drops what a backward pass of this head left that ended before the embedding."""
+        """Drops what an earlier backward pass of this head stored and no embedding took."""
         if self.head is not None and self.head is not head:
             raise RuntimeError("TiedGradient: expected one logprobs for each tied_embedding, got two")
         self.take()
@@ -182,7 +183,7 @@ class TiedGradient:
 
 
 class TiedLogProbs(torch.autograd.Function):
-    """logprobs whose weight gradient goes to the embedding's backward pass."""
+    """logprobs, with a weight gradient that goes to the backward pass of the embedding."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -216,7 +217,7 @@ class TiedLogProbs(torch.autograd.Function):
 
 
 class TiedEmbedding(torch.autograd.Function):
-    """The embedding whose gradient has lm_head's in it."""
+    """The embedding, with a gradient that includes lm_head's."""
 
     @staticmethod
     def forward(ctx, table, ids, rows, packs, tied):
@@ -246,7 +247,7 @@ def _logits(ctx, dlogits: Tensor):
 
 
 def _saved_gradient_setup(ctx, inputs, output):
-    """Of an op that makes its gradient beside its value."""
+    """For an op that computes its gradient together with its value."""
     gradients = output[1]
     ctx.mark_non_differentiable(gradients)
     ctx.set_materialize_grads(False)
@@ -285,7 +286,7 @@ def _sequence_sums(ctx, dsums: Tensor):
     return dsums.repeat_interleave(bounds.diff(), output_size=ctx.count), None
 
 
-# Of each op the arguments that have a gradient, what its backward pass keeps, and that pass.
+# For each op: the arguments that have a gradient, the function that saves tensors, and the backward pass.
 FORMULAS = {
     "embedding": ({"table"}, _embedding_setup, _embedding),
     "rms_norm": ({"x", "weight"}, _rms_norm_setup, _rms_norm),
@@ -318,7 +319,7 @@ def _once(backward: Callable) -> Callable:
 
 
 def refuse_other_gradients(op: str, inputs: Sequence[Any]) -> None:
-    """Raises for an argument that requires a gradient of an op that has none for it: autograd would leave it
+    """Raises ValueError if an argument requires a gradient that the op does not have. autograd would leave it
     None."""
     differentiable = FORMULAS[op][0]
     arguments = getattr(_ops, op).default._schema.arguments
@@ -326,8 +327,8 @@ def refuse_other_gradients(op: str, inputs: Sequence[Any]) -> None:
         if argument.name in differentiable or not isinstance(value, Tensor) or not value.requires_grad:
             continue
         raise ValueError(
-            f"isobit::{op}: {argument.name}: expected a tensor that requires no gradient, as the operator has"
-            " none for it (detach() it), got one that does"
+            f"isobit::{op}: {argument.name}: expected a tensor that requires no gradient, since the operator"
+            " has none for it (use detach()), got one that does"
         )
 
 

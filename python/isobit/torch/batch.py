@@ -1,4 +1,4 @@
-"""Batches for training: whole sequences, one after the other, without padding, cut into packs."""
+"""Batches for training: whole sequences one after the other, without padding, cut into packs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ IGNORED = -100
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How the scored tokens were drawn: each a number for all sequences, or one number a sequence.
+    """How the scored tokens were drawn. Each field is one number for all sequences, or one number for each
+    sequence.
 
-    A temperature of 0 counts as 1 without filters, as in the services. Bias, bans and penalties have
-    no gradient; tokens drawn with them cannot be trained on their processed logprobs.
+    A temperature of 0 counts as 1 without filters, as in the services. Bias, bans and penalties have no
+    gradient, so tokens drawn with them cannot be trained on their processed logprobs.
     """
 
     temperature: float | Sequence[float] = 1.0
@@ -24,18 +25,20 @@ class Sampling:
     min_p: float | Sequence[float] = 0.0
 
     def rows(self, batch: Batch) -> dict[str, torch.Tensor | None]:
-        """The op's arguments, one element a scored row; None where every row has the default.
+        """Returns the arguments of the op, tensors with one element for each scored row; None if every row
+        has the default.
 
         Raises:
-            ValueError: a value that the services refuse as well, or neither one number nor one a sequence.
+            ValueError: a value is out of the range that the services accept, or is neither one number nor one
+                for each sequence.
         """
         return {name: _rows(name, getattr(self, name), batch) for name in _RANGES}
 
 
-# What the services take: the default, the dtype, and a range in words and as a test.
+# What the services accept: the default, the dtype, and the range as text and as a test.
 _RANGES = {
     "temperature": (1.0, torch.float32, "0, or 0.001 to 1000", lambda v: v == 0 or 0.001 <= v <= 1000),
-    "top_k": (0, torch.int32, "an integer from -1 on", lambda v: -1 <= v < 2**31 and v == int(v)),
+    "top_k": (0, torch.int32, "an integer of at least -1", lambda v: -1 <= v < 2**31 and v == int(v)),
     "top_p": (1.0, torch.float32, "above 0, up to 1", lambda v: 0 < v <= 1),
     "min_p": (0.0, torch.float32, "0 to 1", lambda v: 0 <= v <= 1),
 }
@@ -43,7 +46,7 @@ _RANGES = {
 
 def _rows(name, values, batch):
     default, dtype, expected, holds = _RANGES[name]
-    if hasattr(values, "tolist"):  # a tensor's or an array's
+    if hasattr(values, "tolist"):  # a tensor or an array
         values = values.tolist()
     sequences = len(batch.sequences) - 1
     values = list(values) if isinstance(values, Sequence) else [values] * sequences
@@ -62,16 +65,16 @@ class Batch:
     """The token rows of one pass, on one device.
 
     Attributes:
-        ids: int32 [rows], the tokens; max_id: the largest of these and of targets.
+        ids: int32 [rows], the tokens. max_id: the largest id in `ids` and `targets`.
         positions: int32 [rows], from 0 in each sequence.
-        sequences: row bounds of the sequences (host), [sequences + 1].
+        sequences: row bounds of the sequences (on the host), [sequences + 1].
         cu_seqlens: the same as an int32 tensor.
-        packs: row bounds of the packs (host), [packs + 1]; the number of packs is a power of two.
+        packs: row bounds of the packs (on the host), [packs + 1]; the number of packs is a power of two.
         scored: int64 [scored rows], the rows whose next token is scored, ascending.
         targets: int32 [scored rows], these next tokens.
-        scored_packs: `packs` counted in scored rows.
-        scored_sequences: int64 [scored rows], the sequence of each.
-        scored_lengths: how many scored rows each sequence has (host), [sequences].
+        scored_packs: the bounds in `packs`, counted in scored rows.
+        scored_sequences: int64 [scored rows], the index of each row's sequence.
+        scored_lengths: the number of scored rows of each sequence (on the host), [sequences].
         unique_ids, starts, rows_by_id: which rows have which id (int32), for the embedding.
     """
 
@@ -111,17 +114,18 @@ class Batch:
         """Makes a batch of whole sequences.
 
         Args:
-            sequences: the tokens of each, prompt and completion; at least one token. No sequence at all
+            sequences: the tokens of each sequence, prompt and completion, at least one token. An empty list
                 makes a pass without rows, for a rank whose lanes have no pack.
-            prompt_lengths: tokens of each sequence that are not scored, at least 1. Default: 1.
-            packs: the number of sequences in each pack (0: an empty pack), in order; a power of two
-                of packs. Default: one pack.
-            labels: instead of prompt_lengths: for each sequence, the target of each of its tokens,
-                which its predecessor predicts; IGNORED (-100) is not scored.
-            device: where the tensors will lie.
+            prompt_lengths: for each sequence, the number of its first tokens that are not scored, at least 1.
+                Default: 1.
+            packs: the number of sequences in each pack (0: an empty pack), in order; the number of packs is a
+                power of two. Default: one pack.
+            labels: may be given instead of prompt_lengths: for each sequence, the target at each of its
+                tokens, which the token before it predicts; IGNORED (-100) is not scored.
+            device: the device of the tensors.
 
         Raises:
-            ValueError: what was expected and what came.
+            ValueError: an argument is wrong; the message says what was expected and what came.
         """
         tokens = [_token_ids("sequences", s) for s in sequences]
         lengths = [t.numel() for t in tokens]
@@ -132,9 +136,9 @@ class Batch:
             bounds.append(bounds[-1] + n)
         ids = _join(tokens)
         if ids.numel() and int(ids.min()) < 0:
-            raise ValueError(f"sequences: expected tokens from 0 on, got {int(ids.min())}")
+            raise ValueError(f"sequences: expected tokens of at least 0, got {int(ids.min())}")
         if labels is not None and prompt_lengths is not None:
-            raise ValueError("labels: expected without prompt_lengths, got both")
+            raise ValueError("expected labels or prompt_lengths, got both")
         if labels is None:
             prompt_lengths = [1] * len(lengths) if prompt_lengths is None else list(prompt_lengths)
             if len(prompt_lengths) != len(lengths):
@@ -159,7 +163,7 @@ class Batch:
         scored = torch.nonzero(wanted).reshape(-1) - 1
         targets = all_targets[scored + 1]
         if targets.numel() and int(targets.min()) < 0:
-            raise ValueError(f"labels: expected tokens from 0 on, or {IGNORED}, got {int(targets.min())}")
+            raise ValueError(f"labels: expected tokens of at least 0, or {IGNORED}, got {int(targets.min())}")
         pack_rows = _pack_rows(packs, bounds)
         order = torch.argsort(ids, stable=True)
         unique, counts = torch.unique_consecutive(ids[order], return_counts=True)
@@ -198,16 +202,25 @@ class Batch:
         labels: torch.Tensor | None = None,
         packs: Sequence[int] | None = None,
     ) -> Batch:
-        """Makes a batch of padded rows [sequences, length]; the mask is 1 where a token is.
+        """Makes a batch from padded rows.
 
-        Padding may be on either side, not inside. Every pack sum, and so every gradient, has the bits
-        of the same sequences without padding.
+        Padding may be on either side, but not inside a sequence. Every pack sum, and so every gradient, has
+        the bits of the same sequences without padding.
+
+        Args:
+            input_ids: integers [sequences, length].
+            attention_mask: 1 for tokens, 0 for padding, in the same shape. Default: no padding.
+            labels: integers in the same shape, as in `of`. Default: every token except the first is scored.
+            packs: as in `of`.
+
+        Raises:
+            ValueError: a shape is wrong, padding is inside a sequence, or a row has no token.
         """
         ids = input_ids.cpu()
         if ids.dim() != 2 or ids.numel() == 0:
             raise ValueError(f"input_ids: expected [sequences, length], got {list(ids.shape)}")
         if labels is not None and labels.shape != ids.shape:
-            raise ValueError(f"labels: expected {list(ids.shape)}, as input_ids, got {list(labels.shape)}")
+            raise ValueError(f"labels: expected {list(ids.shape)}, like input_ids, got {list(labels.shape)}")
         mask = torch.ones_like(ids) if attention_mask is None else attention_mask.cpu()
         if mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
             raise ValueError(
@@ -221,7 +234,7 @@ class Batch:
             raise ValueError("attention_mask: expected padding before or after a sequence, not inside")
         if not bool(mask.any(1).all()):
             row = int(mask.any(1).int().argmin())
-            raise ValueError(f"input_ids[{row}]: expected at least one token, got a row of padding alone")
+            raise ValueError(f"input_ids[{row}]: expected at least one token, got only padding")
         return cls.of(
             [row[m] for row, m in zip(ids, mask, strict=False)],
             labels=None if labels is None else [row[m] for row, m in zip(labels.cpu(), mask, strict=False)],
@@ -249,9 +262,9 @@ def _pack_rows(packs, bounds):
     sequences = len(bounds) - 1
     packs = [sequences] if packs is None else list(packs)
     if len(packs) & (len(packs) - 1) or not 1 <= len(packs) <= 64:
-        raise ValueError(f"packs: expected a power of two up to 64 of packs, got {len(packs)}")
+        raise ValueError(f"packs: expected their number to be a power of two up to 64, got {len(packs)}")
     if min(packs) < 0 or sum(packs) != sequences:
-        raise ValueError(f"packs: expected {sequences} sequences in all, got {packs}")
+        raise ValueError(f"packs: expected {sequences} sequences in total, got {packs}")
     rows, sequence = [0], 0
     for count in packs:
         sequence += count

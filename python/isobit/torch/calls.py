@@ -1,5 +1,5 @@
-"""Calls of a patched model in the form of transformers, without a cache: padded rows, or sequences one after
-the other, become a `Batch`; logits or the loss come back."""
+"""Calls of a patched model in transformers' form, without a cache. Padded rows, or sequences one after the
+other, become a `Batch`; the result is logits or the loss."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from isobit.torch import functional as F
 from isobit.torch.batch import IGNORED, Batch, Sampling
 
-# Arguments of a call that change nothing here.
+# Arguments of a call that have no effect here.
 _HARMLESS = {
     "num_items_in_batch",
     "max_length_q",
     "max_length_k",
     "cache_position",
 }
-# What transformers may be asked for by its config, too.
+# Requests that may also come from transformers' config.
 _OUTPUTS = ("output_attentions", "output_hidden_states")
 _BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 
 
 class UncachedOutput(CausalLMOutputWithPast):
-    """What a call returns that did not say whether it wants a cache, where transformers would have made one.
-    A loop that hands None on to its next call would decode other tokens; so past_key_values is an error."""
+    """The result of a call that did not set use_cache, where transformers would have made a cache. Reading
+    past_key_values is an error: a loop that passed None on to its next call would decode other tokens."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "past_key_values" and name in super().__getattribute__("__dict__"):
@@ -39,7 +39,7 @@ class UncachedOutput(CausalLMOutputWithPast):
         return super().__getattribute__(name)
 
     def __post_init__(self):
-        del self.past_key_values  # the class has None, which transformers reads here
+        del self.past_key_values  # the class attribute None stays, which transformers reads here
         super().__post_init__()
         self.__dict__["past_key_values"] = None
 
@@ -63,13 +63,14 @@ def answer(
     use_cache: bool | None = None,
     **others: Any,
 ) -> CausalLMOutputWithPast | tuple:
-    """The logits of a call, or with labels the loss.
+    """Returns the logits of a call, or the loss if there are labels.
 
     Args:
-        score: logits of a batch's rows (sampling None), or the logprobs and entropies of its targets.
+        score: computes the logits of a batch's rows (if sampling is None), or the logprobs and entropies of
+            its targets.
 
     Raises:
-        ValueError: an argument that is not supported, by its name, or not as expected.
+        ValueError: an argument is not supported, or is wrong; the message names it.
     """
     bounds = [others.pop(name, None) for name in _BOUNDS]
     others = {name: getattr(model.config, name, None) for name in _OUTPUTS} | others
@@ -80,7 +81,9 @@ def answer(
         got = None if input_ids is None else list(input_ids.shape)
         raise ValueError(f"input_ids: expected the tokens [sequences, length], got {got}")
     if labels is not None and labels.shape != input_ids.shape:
-        raise ValueError(f"labels: expected {list(input_ids.shape)}, as input_ids, got {list(labels.shape)}")
+        raise ValueError(
+            f"labels: expected {list(input_ids.shape)}, like input_ids, got {list(labels.shape)}"
+        )
     cuts = _sequence_bounds(input_ids, attention_mask, position_ids, *bounds)
     batch = _batch(input_ids, attention_mask, labels, cuts)
     out = score(batch, None if labels is None else Sampling())
@@ -109,7 +112,7 @@ def _batch(input_ids, attention_mask, labels, cuts):
         return Batch.from_padded(input_ids, attention_mask, labels=labels)
     if labels is not None:
         _refuse_labels_at_padding(labels, attention_mask)
-    rows = attention_mask.bool().any(1)  # a row of padding alone adds nothing
+    rows = attention_mask.bool().any(1)  # a row with only padding adds nothing
     if not bool(rows.all()) and bool(rows.any()):
         input_ids, attention_mask = input_ids[rows], attention_mask[rows]
         labels = None if labels is None else labels[rows]
@@ -126,7 +129,8 @@ def _refuse_labels_at_padding(labels, attention_mask):
 
 
 def _padded(logits, input_ids, attention_mask):
-    """The logits of all token rows as transformers gives them, [sequences, length, vocab]; 0 at padding."""
+    """Returns the logits of all token rows in transformers' form, [sequences, length, vocab]; 0 at
+    padding."""
     shape = (*input_ids.shape, logits.shape[-1])
     if logits.shape[0] == input_ids.numel():
         return logits.view(shape)
@@ -136,7 +140,8 @@ def _padded(logits, input_ids, attention_mask):
 
 
 def _sequence_bounds(input_ids, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens_k):
-    """Row bounds of a batch without padding, [1, rows]; None: rows of one sequence each."""
+    """Returns the row bounds of the sequences in a batch without padding, [1, rows]; None if each row is one
+    sequence."""
     length = input_ids.shape[1]
     whole = attention_mask is None or bool(attention_mask.all())
     if position_ids is not None and position_ids.shape[-1] != length:
@@ -148,11 +153,13 @@ def _sequence_bounds(input_ids, attention_mask, position_ids, cu_seq_lens_q, cu_
             sorted(set(bounds)) != bounds
         ):  # fmt: skip
             raise ValueError(
-                f"cu_seq_lens_q: expected ascending bounds from 0 to {length} of one row of tokens without"
-                f" padding, got {bounds} of {list(input_ids.shape)}"
+                f"cu_seq_lens_q: expected ascending bounds from 0 to {length}, for one row of tokens without"
+                f" padding, got {bounds} for {list(input_ids.shape)}"
             )
         if given[-1] != bounds:
-            raise ValueError(f"cu_seq_lens_k: expected those of cu_seq_lens_q, {bounds}, got {given[-1]}")
+            raise ValueError(
+                f"cu_seq_lens_k: expected the bounds in cu_seq_lens_q, {bounds}, got {given[-1]}"
+            )
         if position_ids is not None and position_ids.reshape(-1).tolist() != _counted(bounds):
             raise ValueError(f"position_ids: expected 0, 1, ... in each sequence of cu_seq_lens_q, {bounds}")
         return bounds
@@ -172,5 +179,5 @@ def _sequence_bounds(input_ids, attention_mask, position_ids, cu_seq_lens_q, cu_
 
 
 def _counted(bounds):
-    """The positions of rows that these bounds cut into sequences."""
+    """Returns the positions of rows that these bounds cut into sequences."""
     return [row for b, e in itertools.pairwise(bounds) for row in range(e - b)]

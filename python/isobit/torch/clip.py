@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients (C15), with the same bits however the parameters are sharded."""
+"""Clipping by the norm of all gradients (C15). The bits do not depend on how the parameters are sharded."""
 
 import math
 from collections.abc import Iterable
@@ -12,18 +12,20 @@ from isobit.torch import functional as F
 from isobit.torch.environment import keep_subnormals
 from isobit.torch.gradients import local, named_once, refuse
 
-# C15's addend to the norm, 1e-6.
+# C15 adds 1e-6 to the norm.
 NORM_EPS = float.fromhex("0x1.0c6f7a0b5ed8dp-20")
 
 
 def _rows(gradient: Tensor) -> Tensor:
-    """A gradient as a matrix: dimension 0, and all else; each element of a vector is a row."""
+    """Returns a gradient as a matrix of dimension 0 and all other dimensions. Each element of a vector is a
+    row."""
     t = local(gradient).contiguous()
     return t.flatten(1) if t.dim() > 1 else t.reshape(-1, 1)
 
 
 def _gathered(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-    """The row sums of whole parameters from those of this rank's shards: one all-gather for each group."""
+    """Returns the row sums of whole parameters from the sums of this rank's shards, with one all-gather for
+    each group."""
     groups: dict[dist.ProcessGroup, list[int]] = {}
     for index, gradient in enumerate(gradients):
         if isinstance(gradient, DTensor) and not all(p.is_replicate() for p in gradient.placements):
@@ -36,7 +38,7 @@ def _gathered(sums: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
     whole = list(sums)
     for group, indices in groups.items():
         world = dist.get_world_size(group)
-        # torch.chunk's cut: every rank has ceil(rows / world) rows, the last ones fewer or none.
+        # Cut as by torch.chunk: every rank has ceil(rows / world) rows, the last ones fewer or none.
         chunks = [-(-gradients[i].shape[0] // world) for i in indices]
         mine = sums[indices[0]].new_zeros(sum(chunks))
         begins = [0]
@@ -59,23 +61,26 @@ def clip_grad_norm_(
     max_norm: float,
     check_finite: bool = True,
 ) -> Tensor:
-    """Multiplies the gradients by min(1, max_norm / norm), where norm is that of all of them together.
+    """Multiplies the gradients by min(1, max_norm / norm), where norm is the norm of all gradients together
+    (C15).
 
-    Unlike torch.nn.utils.clip_grad_norm_ the bits do not depend on how many ranks share the parameters. Waits
-    for the GPU once.
+    Unlike with torch.nn.utils.clip_grad_norm_, the bits do not depend on how many ranks share the parameters.
+    Waits for the GPU once.
 
     Args:
-        parameters: the parameters in the model's order, or (name, parameter) pairs as of named_parameters(),
-            whose names errors then give. Gradients are fp32: tensors, or DTensors sharded over rows (FSDP2).
-            Those without a gradient are left out. Or a single parameter.
+        parameters: the parameters in the model's order; or (name, parameter) pairs as from
+            named_parameters(), whose names appear in errors; or a single parameter. Gradients are fp32:
+            tensors, or DTensors sharded over rows (FSDP2). Parameters without a gradient are skipped.
         max_norm: above 0; math.inf only computes the norm.
+        check_finite: False: a gradient with a NaN or an infinity is no error; the result is then NaN or
+            infinity, and if it is NaN, every gradient becomes NaN.
 
     Returns:
         The norm before clipping: float64, a scalar on the CPU.
 
     Raises:
-        FloatingPointError: a gradient holds NaN or infinity; names the parameter. No gradient is changed.
-            check_finite=False returns a norm of NaN or infinity instead; one of NaN makes every gradient NaN.
+        FloatingPointError: a gradient has a NaN or an infinity; the message names the parameter. No gradient
+            is changed.
         ValueError: max_norm is not above 0, or a parameter comes twice.
     """
     if not max_norm > 0:
@@ -92,7 +97,7 @@ def clip_grad_norm_(
         total += square
     norm = math.sqrt(total)
     ratio = max_norm / (norm + NORM_EPS)
-    factor = 1.0 if ratio >= 1.0 else ratio  # NaN for a norm of NaN
+    factor = 1.0 if ratio >= 1.0 else ratio  # NaN if the norm is NaN
     if factor != 1.0:
         for gradient in gradients:
             local(gradient).mul_(factor)

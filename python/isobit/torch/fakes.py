@@ -1,4 +1,4 @@
-"""What the operators return, by shape and dtype alone: for fake tensors, torch.compile and opcheck."""
+"""The shapes and dtypes of the operators' results, for fake tensors, torch.compile and opcheck."""
 
 import torch
 from torch import Tensor

@@ -16,11 +16,11 @@ from isobit.torch.plan import is_power_of_two
 
 
 class TreeReduceScatter(ReduceScatter):
-    """FSDP2's reduce-scatter as the balanced tree over ranks, rank order, in fp32: the top levels of the
-    lanes' tree (C10). Each rank sends every other its chunk (all-to-all) and adds the chunks that it owns
-    itself.
+    """FSDP2's reduce-scatter as a balanced tree over ranks, in rank order, in fp32: the top levels of the
+    lanes' tree (C10). Each rank sends every other rank its chunk (all-to-all), and adds the chunks that it
+    owns itself.
 
-    `fully_shard` installs it. The number of ranks is a power of two.
+    `fully_shard` installs it. The number of ranks must be a power of two.
     """
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -34,7 +34,8 @@ class TreeReduceScatter(ReduceScatter):
         op: dist.ReduceOp,
         async_op: bool = False,
     ) -> None:
-        """output_tensor [n] = the tree over ranks of their n elements of input_tensor [world * n], fp32.
+        """Sets output_tensor [n] to the tree over ranks of their n elements of input_tensor [world * n],
+        fp32.
 
         Raises:
             RuntimeError: op is not a plain sum, dtypes are not fp32, async_op is set, or the number of ranks
@@ -42,9 +43,11 @@ class TreeReduceScatter(ReduceScatter):
         """
         world = dist.get_world_size(group)
         if not is_power_of_two(world):
-            raise RuntimeError(f"TreeReduceScatter: expected a power of two of ranks, got {world}")
+            raise RuntimeError(
+                f"TreeReduceScatter: expected the number of ranks to be a power of two, got {world}"
+            )
         if op != dist.ReduceOp.SUM or async_op:
-            raise RuntimeError(f"TreeReduceScatter: expected a sum that is waited for, got {op}")
+            raise RuntimeError(f"TreeReduceScatter: expected a plain sum without async_op, got {op}")
         if input_tensor.dtype != torch.float32 or output_tensor.dtype != torch.float32:
             raise RuntimeError(f"TreeReduceScatter: expected float32, got {input_tensor.dtype}")
         chunks = torch.empty_like(input_tensor)
@@ -59,21 +62,21 @@ def fully_shard(
     blocks: Iterable[nn.Module] | None = None,
     reshard_after_forward: bool = True,
 ) -> nn.Module:
-    """Puts a model under FSDP2, in place, with the gradients of the contract: fp32 from autograd, summed over
-    ranks by TreeReduceScatter, divided by nothing. The optimizer is made afterwards.
+    """Puts a model under FSDP2, in place, with the contract's gradients: fp32 from autograd, summed over
+    ranks by TreeReduceScatter, not divided by anything. Make the optimizer afterwards.
 
     Args:
-        model: parameters in fp32, as the masters that `AdamW` steps; the forward pass sees them in bf16.
-            (Those of a bf16 checkpoint: `model.float()` before.)
-        mesh: of one dimension, a power of two of ranks. None: all ranks of the default group.
-        blocks: the modules that are gathered one at a time. None: those of `model.model.layers`.
-        reshard_after_forward: as of torch's fully_shard.
+        model: its parameters are fp32, the masters that `AdamW` updates; the forward pass sees them as bf16.
+            (For a bf16 checkpoint, call `model.float()` before.)
+        mesh: one dimension; the number of ranks is a power of two. None: all ranks of the default group.
+        blocks: the modules that are gathered one at a time. None: the modules in `model.model.layers`.
+        reshard_after_forward: as in torch's fully_shard.
 
     Raises:
-        ValueError: a parameter is not fp32, or has two names; the mesh has more than one dimension, or not a
-            power of two of ranks.
-        TypeError: in a forward pass, which checks again: a module is under torch's fully_shard, or settings
-            were changed that gradients depend on.
+        ValueError: a parameter is not fp32, or has two names; the mesh has more than one dimension, or its
+            number of ranks is not a power of two.
+        TypeError: in a forward pass, which checks again: a module is under torch's own fully_shard, or
+            settings that gradients depend on were changed.
     """
     refuse_shared(model)
     for name, parameter in model.named_parameters():
@@ -86,7 +89,7 @@ def fully_shard(
     if mesh is not None or dist.is_initialized():
         world = dist.get_world_size() if mesh is None else mesh.size()
         if not is_power_of_two(world):
-            raise ValueError(f"mesh: expected a power of two of ranks, got {world}")
+            raise ValueError(f"mesh: expected the number of ranks to be a power of two, got {world}")
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -96,7 +99,7 @@ def fully_shard(
         module.set_gradient_divide_factor(1.0)
         module.set_custom_reduce_scatter(TreeReduceScatter())
         module.isobit_sharded = True
-        # After FSDP2's own hook, which puts the bf16 parameters into the module.
+        # Runs after FSDP2's own hook, which puts the bf16 parameters into the module.
         module.register_forward_pre_hook(lambda module, _: _before_forward(module))
     for name, parameter in model.named_parameters():
         watch(parameter)
@@ -110,8 +113,8 @@ def _before_forward(module: nn.Module) -> None:
 
 
 def check_sharding(model: nn.Module) -> None:
-    """Raises TypeError if a module in `model` is under FSDP2 otherwise than by fully_shard, which would
-    divide its gradients or sum them in another order. Says nothing where no gradient is wanted."""
+    """Raises TypeError if a module in `model` is under FSDP2 but not through fully_shard: its gradients would
+    be divided, or summed in another order. Does nothing if no gradient is computed."""
     if not torch.is_grad_enabled():
         return
     for name, module in model.named_modules():
@@ -121,7 +124,7 @@ def check_sharding(model: nn.Module) -> None:
         if not getattr(module, "isobit_sharded", False):
             raise TypeError(
                 f"{name}: expected isobit.torch.fully_shard, got torch's, which divides gradients by the"
-                " ranks"
+                " number of ranks"
             )
         for group in _groups(module):
             if wrong := _changed_setting(group):
@@ -129,18 +132,18 @@ def check_sharding(model: nn.Module) -> None:
 
 
 def _groups(module: nn.Module) -> list:
-    """FSDP2's groups of parameters of a module: one or none, in later versions several."""
+    """Returns FSDP2's parameter groups of a module: one or none, in later versions several."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     return [g for g in (groups or [getattr(state, "_fsdp_param_group", None)]) if g is not None]
 
 
 def _changed_setting(group) -> str:
-    """What somebody has changed since fully_shard, as an error says it, or ""."""
+    """Returns an error message if a setting was changed after fully_shard, otherwise ""."""
     if not group.reduce_grads:
         return (
             "set_requires_gradient_sync(False): expected True: gradients would be summed over passes before"
-            " they are over ranks; isobit.torch.GradientSum sums passes"
+            " ranks; isobit.torch.GradientSum sums passes"
         )
     if not isinstance(group._reduce_scatter_comm, TreeReduceScatter):
         got = type(group._reduce_scatter_comm).__name__

@@ -1,17 +1,18 @@
-"""The operators: thin, typed names for `torch.ops.isobit.*`, with what each takes and gives. Those of losses,
-and the losses made of them, are in losses.py.
+"""The operators: thin, typed names for `torch.ops.isobit.*`, with the arguments and results of each.
+losses.py has the operators for losses, and the losses made of them.
 
-All tensors are contiguous and on one device; bf16 is torch.bfloat16. Every operator raises RuntimeError,
-naming the argument, what was expected and what came. Token rows are the rows of a pass. `packs` are the
-bounds of its packs in token rows (`Batch.packs`): gradients of parameters are summed for each pack, then over
-packs in a balanced tree (NUMERICS.md, C10). Gradients of activations are bf16, those of bf16 parameters fp32:
-autograd rounds these to bf16 unless `keep_fp32_gradients` was called.
+All tensors are contiguous and on one device; bf16 is torch.bfloat16. Every operator raises RuntimeError for a
+wrong argument; the message names it and says what was expected and what came. Token rows are the rows of a
+pass. `packs` are the bounds of its packs in token rows (`Batch.packs`). Gradients of parameters are summed
+for each pack, and then over packs in a balanced tree (NUMERICS.md, C10). Gradients of activations are bf16.
+Gradients of bf16 parameters are fp32; autograd rounds them to bf16 unless `keep_fp32_gradients` was called.
 
-On GPUs the operators run on the current stream, and values of index tensors (ids, positions, targets) and of
-sampling are not checked: an index out of range reads memory that is not its own. `Batch`, `Sampling` and
-`patch` check them beforehand.
+On GPUs the operators run on the current stream. There the values of index tensors (ids, positions, targets)
+and of sampling are not checked: an index out of range reads memory outside the tensor. `Batch`, `Sampling`
+and `patch` check them beforehand.
 
-torch.compile rounds the gradients of bf16 parameters to bf16; patched models stay out of it.
+torch.compile rounds the gradients of bf16 parameters to bf16; so patched models are excluded from
+compilation.
 """
 
 from __future__ import annotations
@@ -84,50 +85,52 @@ autograd.register()
 
 _ops = torch.ops.isobit
 
-# Rows of logits that exist at a time, in logprobs. Changes no bit.
+# Rows of logits that logprobs has in memory at the same time. Changes no bit.
 BLOCK_ROWS = 2048
 
 
 def embedding(batch: Batch, table: Tensor) -> Tensor:
-    """bf16 [token rows, hidden]: the rows of table, bf16 [vocab, hidden], by the batch's ids (C9, step 1).
-    Differentiable in table."""
+    """Returns bf16 [token rows, hidden]: the rows of `table`, bf16 [vocab, hidden], for the batch's ids (C9,
+    step 1). Differentiable in table."""
     rows = (batch.unique_ids, batch.starts, batch.rows_by_id)
     return _ops.embedding(batch.ids, table, *rows, batch.packs)
 
 
 def tied_embedding(batch: Batch, table: Tensor, tied: TiedGradient) -> Tensor:
-    """As embedding, of a table that is lm_head's weight as well. Its gradient is that of both: `logprobs`
-    with the same `tied` leaves its part there, and this function's backward pass, which comes later, adds to
-    it."""
+    """Like embedding, for a table that is also lm_head's weight. The gradient includes both uses: `logprobs`
+    with the same `tied` stores its part there, and the backward pass of this function, which comes later,
+    adds to it."""
     rows = (batch.unique_ids, batch.starts, batch.rows_by_id)
     return autograd.TiedEmbedding.apply(table, batch.ids, rows, batch.packs, tied)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, packs: Sequence[int]) -> Tensor:
-    """bf16 [token rows, columns] of x, likewise, and weight, bf16 [columns] (C5). Differentiable in both."""
+    """Returns bf16 [token rows, columns]: the RMSNorm (C5) of x, bf16 in the same shape, with weight, bf16
+    [columns]. Differentiable in both."""
     return _ops.rms_norm(x, weight, eps, packs)
 
 
 def linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], packs: Sequence[int]) -> Tensor:
-    """bf16 [token rows, n]: x, bf16 [token rows, k], times one to three weights, bf16 [n_i, k], one below the
-    other: q, k and v, or gate and up (C3, chain). biases: none, or one bf16 [n_i] for each. Differentiable in
-    all."""
+    """Returns bf16 [token rows, n]: x, bf16 [token rows, k], times one to three weights, bf16 [n_i, k],
+    stacked: q, k and v, or gate and up (C3, chain). biases: none, or one bf16 [n_i] for each weight.
+    Differentiable in all."""
     return _ops.linear(x, list(weights), list(biases), packs)
 
 
 def linear_add(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, unit: int, packs: Sequence[int]
 ) -> Tensor:
-    """bf16 [token rows, n]: residual, likewise, plus x, bf16 [token rows, k], times weight, bf16 [n, k] (C3,
-    tree; AddResidual). Differentiable in all four.
+    """Returns bf16 [token rows, n]: residual, bf16 in the same shape, plus x, bf16 [token rows, k], times
+    weight, bf16 [n, k] (C3, tree; AddResidual). Differentiable in x, weight, bias and residual.
 
-    unit: columns of a unit of k: 16 for down_proj; heads / kv_heads * head_dim for o_proj.
+    unit: the number of columns in a unit of k: 16 for down_proj; heads / kv_heads * head_dim for o_proj.
     """
     return _ops.linear_add(x, weight, bias, residual, unit, packs)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """bf16 [token rows, columns] of bf16 [token rows, 2 * columns]: gates, then ups. Differentiable."""
+    """Returns bf16 [token rows, columns]: SwiGLU of bf16 [token rows, 2 * columns], first the gates, then the
+    ups. Differentiable."""
     return _ops.swiglu(gate_up)
 
 
@@ -144,8 +147,8 @@ def qkv(
     head_dim: int,
     packs: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v, bf16 [token rows, heads or kv_heads * head_dim]: q and k normalised, if there are norms, and
-    rotated (C9, step 2). Differentiable in qkv and the norms.
+    """Returns q, k and v, bf16 [token rows, heads or kv_heads * head_dim]: q and k are normalised, if there
+    are norms, and rotated (C9, step 2). Differentiable in qkv and the norms.
 
     Args:
         qkv: bf16 [token rows, (heads + 2 * kv_heads) * head_dim].
@@ -165,25 +168,26 @@ def attention(
     head_dim: int,
     window: int = 0,
 ) -> Tensor:
-    """bf16 [token rows, heads * head_dim], causal (C6). Differentiable in q, k, v.
+    """Returns bf16 [token rows, heads * head_dim]: causal attention (C6). Differentiable in q, k, v.
 
     Args:
         q: bf16 [token rows, heads * head_dim]; k, v: bf16 [token rows, kv_heads * head_dim].
-        sequences: bounds of the sequences in token rows, [sequences + 1], from 0; rows beyond become 0.
+        sequences: bounds of the sequences in token rows, [sequences + 1], from 0; the result is 0 in rows
+            after the last bound.
         cu_seqlens: the same, int32, on the device.
-        window: keys that a row sees, its own included; 0: all before it.
+        window: the number of keys that a row sees, its own included; 0: all keys up to its own.
     """
     return _ops.attention(q, k, v, cu_seqlens, sequences, head_dim, window)[0]
 
 
 def logits(hidden: Tensor, weight: Tensor, packs: Sequence[int] = ()) -> Tensor:
-    """fp32 [rows, vocab]: hidden, bf16 [rows, hidden size], times lm_head's weight, bf16 [vocab, hidden
-    size]. Without a gradient: logprobs have one. packs: ignored."""
+    """Returns fp32 [rows, vocab]: hidden, bf16 [rows, hidden size], times lm_head's weight, bf16 [vocab,
+    hidden size]. Not differentiable; logprobs is. packs: ignored."""
     return _ops.logits(hidden, weight)
 
 
 class LogProbs(NamedTuple):
-    """fp32 [rows] both, in nats."""
+    """Logprobs and entropies, both fp32 [rows], in nats."""
 
     logprobs: Tensor
     entropies: Tensor
@@ -203,19 +207,19 @@ def logprobs(
     tied: TiedGradient | None = None,
     block_rows: int = BLOCK_ROWS,
 ) -> LogProbs:
-    """The logprobs of targets and their rows' entropies (C7, C8); NaN in a row with a logit that is NaN or
-    infinite. Differentiable in hidden and weight.
+    """Returns the logprobs of `targets` and the entropies of their rows (C7, C8). Both are NaN in a row with
+    a logit that is NaN or infinite. Differentiable in hidden and weight.
 
-    Logits exist for block_rows rows at a time; the backward pass computes them again.
+    Logits are in memory for block_rows rows at a time; the backward pass computes them again.
 
     Args:
-        hidden: bf16 [rows, hidden size], the rows whose logprobs are asked for.
+        hidden: bf16 [rows, hidden size], the rows to score.
         weight: lm_head's, bf16 [vocab, hidden size].
         targets: int32 [rows].
         packs: bounds of the packs in these rows (`Batch.scored_packs`).
         temperature, top_p, min_p: fp32 [rows]; top_k: int32 [rows]. None: 1, 1, 0, 0 (all). A temperature of
             0 counts as 1 without filters.
-        batch, tied: of a weight that is the embedding's as well; `tied_embedding` then has its gradient.
+        batch, tied: for a weight that is also the embedding's; `tied_embedding` then has its gradient.
         block_rows: a multiple of 16.
     """
     rows = (hidden, weight, targets, temperature, top_k, top_p, min_p, block_rows, packs)
@@ -225,12 +229,12 @@ def logprobs(
 
 
 def square_sums(x: Tensor) -> Tensor:
-    """float64 [rows]: the sum of squares of each row of x, fp32 [rows, columns] (C15)."""
+    """Returns float64 [rows]: the sum of squares of each row of x, fp32 [rows, columns] (C15)."""
     return _ops.square_sums(x)
 
 
 def tree_sum64(x: Tensor) -> Tensor:
-    """The sum of x, float64 [n], in a balanced tree, adjacent values first: float64 []."""
+    """Returns float64 []: the sum of x, float64 [n], in a balanced tree that begins with adjacent values."""
     return _ops.tree_sum64(x)
 
 
@@ -242,13 +246,24 @@ def adamw_(
     working: Tensor | None,
     factors: Sequence[float],
 ) -> None:
-    """One AdamW step in place (C15): parameter (the master), m and v, fp32 of one shape with gradient;
-    working, bf16 of that shape, becomes bf16(parameter). factors: `adamw.step_factors`."""
+    """Makes one AdamW step in place (C15).
+
+    Args:
+        parameter, m, v: fp32, updated; parameter is the master.
+        gradient: fp32 in the same shape.
+        working: bf16 in the same shape, becomes bf16(parameter); or None.
+        factors: the result of `adamw.step_factors`.
+    """
     _ops.adamw(parameter, m, v, gradient, working, factors)
 
 
 def dither_(out: Tensor, x: Tensor, step: int, moment: int, first: int) -> None:
-    """out, bf16, becomes the moment x of AdamW's step `step`, fp32 of that shape, each value as one of its
-    two neighbours in bf16 (C15). moment: 0 for m, 1 for v. first: the number of x's first element in the
-    whole parameter, in row-major order."""
+    """Rounds x, a moment in fp32, into out, bf16 in the same shape: each value becomes one of its two
+    neighbours in bf16 (C15).
+
+    Args:
+        step: the number of AdamW's step.
+        moment: 0 for m, 1 for v.
+        first: the number of x's first element in the whole parameter, in row-major order.
+    """
     _ops.dither(out, x, step, moment, first)

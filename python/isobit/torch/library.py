@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 NAME = "libisobit_torch.so"
-# The same with the kernels for GPUs, for a PyTorch of this CUDA; it computes on CPUs as well.
+# The same with the kernels for GPUs, for a PyTorch with this CUDA version; it computes on CPUs as well.
 CUDA_NAME, CUDA = "libisobit_torch_cuda.so", "13."
 
 
 def candidates() -> list[Path]:
-    """Where the library may lie: $ISOBIT_TORCH_LIBRARY alone if it is set; else the package isobit-torch,
-    then the build folder of a checkout."""
+    """Returns where the library may be: only $ISOBIT_TORCH_LIBRARY if it is set; otherwise the package
+    isobit-torch, then the build folder of a checkout."""
     if named := os.environ.get("ISOBIT_TORCH_LIBRARY"):
         return [Path(named)]
     spec = importlib.util.find_spec("isobit_torch")
@@ -29,8 +29,8 @@ def load() -> Path:
     """Loads the operators, once, and returns the library's path.
 
     Raises:
-        FileNotFoundError: there is no library; the message lists where it was looked for.
-        OSError: it does not load into this PyTorch (2.10 is the oldest).
+        FileNotFoundError: there is no library; the message lists the places that were searched.
+        OSError: it cannot be loaded into this PyTorch (2.10 or later is required).
     """
     paths = candidates()
     found = next((path for path in paths if path.exists()), None)

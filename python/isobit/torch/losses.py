@@ -1,9 +1,9 @@
-"""Losses by contract (C14): of tokens, of sequences, of pairs, and what others are made of. Their bits, and
-those of their gradients, depend on neither threads nor ranks, packs or the device.
+"""Losses by the contract (C14): of tokens, of sequences, of pairs, and the pieces for other losses. Neither
+their bits nor those of their gradients depend on threads, ranks, packs or the device.
 
-Weights are fp32. What a mean divides by is that of the whole batch, known before the backward pass: it
-belongs into the weights (`token_mean_weights` and its like), and nothing is divided afterwards. `lengths` are
-the scored tokens of each sequence of a pass, in order: `Batch.scored_lengths`.
+Weights are fp32. Put the divisor of a mean into the weights (`token_mean_weights` and the like): it is a
+count over the whole batch, known before the backward pass. Divide by nothing afterwards. `lengths` are the
+numbers of scored tokens of each sequence of a pass, in order: `Batch.scored_lengths`.
 """
 
 import itertools
@@ -23,7 +23,7 @@ def _check_bounds(clip_low: float, clip_high: float) -> None:
 
 
 def _check_factor(name: str, value: float) -> None:
-    """Of a penalty. As fp32 has it: a float64 that fp32 cannot hold is infinite there."""
+    """Checks a penalty's factor as fp32 has it: a float64 that fp32 cannot hold is infinite there."""
     if not 0 <= value <= torch.finfo(torch.float32).max:
         raise ValueError(f"{name}: expected a finite number of at least 0, got {value}")
 
@@ -41,21 +41,23 @@ def token_losses(
     clip_high: float = 0.2,
     kl: float = 0.0,
 ) -> Tensor:
-    """The loss of each token, fp32 [tokens], times its weight (C14): the policy gradient's; with old_logprobs
-    the clipped one's; with reference_logprobs plus kl times k3. All fp32 [tokens]. Differentiable in
-    logprobs. A logprob of -inf, of a token that the filters leave out, makes a value that is infinite or,
-    with a weight or an advantage of 0, NaN: leave such rows out beforehand. A NaN makes the value NaN and,
-    but for the policy gradient's logprob, the gradient.
+    """Returns the loss of each token times its weight, fp32 [tokens] (C14): the policy gradient; with
+    old_logprobs the clipped loss; with reference_logprobs plus kl times k3. All arguments are fp32 [tokens].
+    Differentiable in logprobs.
 
-    Divide by nothing afterwards: what the batch's mean divides by belongs into weights.
+    Divide by nothing afterwards: put the divisor of the batch's mean into `weights`. Leave out rows with a
+    logprob of -inf (a token that the filters exclude): the result is infinite there or, if the weight or the
+    advantage is 0, NaN. A NaN makes the result NaN, and also the gradient, except for the logprob in the
+    plain policy gradient.
 
     Args:
-        clip_low, clip_high: the ratio is cut to 1 - clip_low and 1 + clip_high; at least 0, math.inf: not
-            cut.
+        clip_low, clip_high: the ratio is clipped to 1 - clip_low and 1 + clip_high. At least 0; math.inf: not
+            clipped.
+        kl: the factor of k3, at least 0.
 
     Raises:
-        ValueError: kl without reference_logprobs; a bound or kl is out of range; another argument than
-            logprobs requires a gradient.
+        ValueError: kl without reference_logprobs; clip_low, clip_high or kl is out of range; an argument
+            other than logprobs requires a gradient.
     """
     _check_bounds(clip_low, clip_high)
     _check_factor("kl", kl)
@@ -67,7 +69,8 @@ def token_losses(
 
 
 def policy_loss(logprobs: Tensor, advantages: Tensor, weights: Tensor, *others, **options) -> Tensor:
-    """The sum of token_losses, with its arguments, in C14's order: fp32 []. Differentiable in logprobs."""
+    """Returns fp32 []: the sum of token_losses, with its arguments, in C14's order. Differentiable in
+    logprobs."""
     return tree_sum(token_losses(logprobs, advantages, weights, *others, **options))
 
 
@@ -79,9 +82,9 @@ def cispo_loss(
     clip_low: float = math.inf,
     clip_high: float = 4.0,
 ) -> Tensor:
-    """CISPO's loss, fp32 []: the policy gradient's, whose advantages are weighed by the ratio, cut to
-    1 - clip_low and 1 + clip_high; no gradient goes through the ratio. All tensors fp32 [tokens].
-    Differentiable in logprobs."""
+    """Returns CISPO's loss, fp32 []: the policy gradient's loss, with advantages weighted by the ratio, which
+    is clipped to 1 - clip_low and 1 + clip_high; no gradient goes through the ratio. All tensors are fp32
+    [tokens]. Differentiable in logprobs."""
     _check_bounds(clip_low, clip_high)
     one = torch.ones((), dtype=torch.float32, device="cpu")
     bounds = [(one - clip_low).item(), (one + clip_high).item()]
@@ -101,8 +104,8 @@ def gspo_loss(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
 ) -> Tensor:
-    """GSPO's loss, fp32 []: the clipped one of each sequence, whose ratio is the geometric mean of its
-    tokens' ratios. Differentiable in logprobs.
+    """Returns GSPO's loss, fp32 []: the clipped loss of each sequence, whose ratio is the geometric mean of
+    its tokens' ratios. Differentiable in logprobs.
 
     Args:
         logprobs, old_logprobs: fp32 [tokens].
@@ -124,13 +127,13 @@ def dpo_loss(
     lengths: Sequence[int],
     beta: float = 0.1,
 ) -> Tensor:
-    """DPO's loss, fp32 []: sequence 2i is the chosen one of pair i, 2i + 1 the rejected one. Differentiable
-    in logprobs. A pair has to be in one pass: `plan(..., together=2)`.
+    """Returns DPO's loss, fp32 []: sequence 2i is the chosen one of pair i, 2i + 1 the rejected one.
+    Differentiable in logprobs. Both sequences of a pair must be in the same pass: `plan(..., together=2)`.
 
     Args:
         logprobs, reference_logprobs: fp32 [tokens].
         weights: fp32 [pairs].
-        lengths: as in sequence_sums, of an even number of sequences.
+        lengths: as in sequence_sums, for an even number of sequences.
 
     Raises:
         ValueError: the number of sequences is odd, or beta is not a finite number of at least 0.
@@ -143,22 +146,22 @@ def dpo_loss(
     return tree_sum(-log_sigmoid(margins) * weights)
 
 
-# ---- Weights: what means divide by
+# ---- Weights: the divisors of means
 
 
 def token_mean_weights(
     lengths: Sequence[int], batch_tokens: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """fp32 [tokens] of a pass: 1 / batch_tokens, the scored tokens of the whole batch. A mean over tokens, as
-    in DAPO."""
+    """Returns fp32 [tokens] of a pass: 1 / batch_tokens, where batch_tokens counts the scored tokens of the
+    whole batch. This gives a mean over tokens, as in DAPO."""
     return _weights([_share(batch_tokens=batch_tokens)] * len(lengths), lengths, device)
 
 
 def sequence_mean_weights(
     lengths: Sequence[int], batch_sequences: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """fp32 [tokens] of a pass: 1 / (batch_sequences * length): a mean over the sequences of the whole batch
-    of means over tokens, as in GRPO's first form."""
+    """Returns fp32 [tokens] of a pass: 1 / (batch_sequences * length). This gives a mean over the sequences
+    of the whole batch of means over tokens, as in the first form of GRPO."""
     shares = [_share(batch_sequences=batch_sequences, length=max(n, 1)) for n in lengths]
     return _weights(shares, lengths, device)
 
@@ -166,14 +169,14 @@ def sequence_mean_weights(
 def constant_weights(
     lengths: Sequence[int], batch_sequences: int, constant: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """fp32 [tokens] of a pass: 1 / (batch_sequences * constant), with a constant such as the most tokens that
-    a completion may have, as in Dr. GRPO."""
+    """Returns fp32 [tokens] of a pass: 1 / (batch_sequences * constant), with a constant such as the largest
+    number of tokens in a completion, as in Dr. GRPO."""
     share = _share(batch_sequences=batch_sequences, constant=constant)
     return _weights([share] * len(lengths), lengths, device)
 
 
 def _share(**divisors: float) -> float:
-    """1 / the divisors' product."""
+    """Returns 1 / the product of the divisors."""
     for name, value in divisors.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{name}: expected a number above 0, got {value}")
@@ -185,25 +188,27 @@ def _weights(of_sequences: list[float], lengths: Sequence[int], device) -> Tenso
     return weights.repeat_interleave(torch.tensor(lengths, dtype=torch.int64, device="cpu")).to(device)
 
 
-# ---- What other losses are made of
+# ---- Pieces for other losses
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """The sum of x, fp32 [n], in C5's tree with one value a leaf: fp32 []. Differentiable."""
+    """Returns fp32 []: the sum of x, fp32 [n], in C5's tree with one value for each leaf. Differentiable."""
     return _ops.tree_sum(x)
 
 
 def sequence_sums(x: Tensor, lengths: Sequence[int]) -> Tensor:
-    """The tree_sum of each sequence's part of x, fp32 [tokens]: fp32 [sequences]. Differentiable.
+    """Returns fp32 [sequences]: the tree_sum of each sequence's part of x, fp32 [tokens]. Differentiable.
 
     Args:
         lengths: how many elements of x belong to each sequence, in order.
 
     Raises:
-        ValueError: a length is below 0, or they do not add up to x's.
+        ValueError: a length is below 0, or they do not add up to the length of x.
     """
     if x.dim() != 1 or min(lengths, default=0) < 0 or sum(lengths) != len(x):
-        raise ValueError(f"lengths: expected parts of x, {list(x.shape)}, got {list(lengths)}")
+        raise ValueError(
+            f"lengths: expected their sum to be the length of x, {list(x.shape)}, got {list(lengths)}"
+        )
     bounds = list(itertools.accumulate(lengths, initial=0))
     return _ops.sequence_sums(x.contiguous(), torch.tensor(bounds, dtype=torch.int32, device=x.device))
 
@@ -213,21 +218,21 @@ def _function(x: Tensor, name: str) -> Tensor:
 
 
 def exp(x: Tensor) -> Tensor:
-    """e to the power of x, fp32 of any shape (C14). Differentiable, as those that follow. torch's own differs
-    between CPU and GPU."""
+    """Returns e to the power of x, fp32 of any shape (C14). Differentiable, like the next three. torch's own
+    exp differs between CPU and GPU."""
     return _function(x, "exp")
 
 
 def log(x: Tensor) -> Tensor:
-    """The natural logarithm of x; NaN below 0."""
+    """Returns the natural logarithm of x; NaN below 0."""
     return _function(x, "log")
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x))."""
+    """Returns 1 / (1 + exp(-x))."""
     return _function(x, "sigmoid")
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
-    """log(sigmoid(x)), accurate on both sides of 0."""
+    """Returns log(sigmoid(x)), accurate on both sides of 0."""
     return _function(x, "log_sigmoid")

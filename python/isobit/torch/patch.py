@@ -1,8 +1,8 @@
-"""Makes a Hugging Face decoder compute with isobit's kernels: the forward pass has the rollout's and
-the scorer's bits, the backward pass those of NUMERICS.md, C10 to C14.
+"""Makes a Hugging Face decoder compute with isobit's kernels. The forward pass then has the bits of rollout
+and scorer, the backward pass those of NUMERICS.md, C10 to C14.
 
 `patch` replaces the `forward` of some modules of one model object. Parameters, names, state_dict and
-`generate` stay as they were: a call with a cache runs the model's own code.
+`generate` stay unchanged: a call with a cache runs the model's own code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", 
 
 
 class _Facts:
-    """What the ops need of a model's config, and its rotary table."""
+    """What the ops need from a model's config, and its rotary table."""
 
     def __init__(self, architecture: str, config_json: str, ignored_fields: Sequence[str]):
         self.family = architecture.removesuffix("ForCausalLM")
@@ -41,7 +41,7 @@ class _Facts:
         self._tables: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_tables": {}}  # torch.load may put tensors elsewhere than they were
+        return {**vars(self), "_tables": {}}  # torch.load may put tensors on another device
 
     def check(self, model: nn.Module) -> None:
         check_modules(model, self.family, self.layers, self.tied)
@@ -50,16 +50,16 @@ class _Facts:
         table = self._tables.get(device)
         if table is None or table[0].shape[0] < positions:
             if positions > self.max_positions:
-                raise ValueError(f"a sequence has {positions} tokens; the model takes {self.max_positions}")
+                raise ValueError(f"a sequence has {positions} tokens, expected at most {self.max_positions}")
             size = min(self.max_positions, 1 << (positions - 1).bit_length())
-            with torch.inference_mode(False):  # the backward pass of a later call saves them
+            with torch.inference_mode(False):  # since later calls save them for a backward pass
                 table = tuple(t.to(device) for t in torch.ops.isobit.rope_table(self.config_json, size))
             self._tables[device] = table
         return table
 
 
 def _without(fields: dict, names: Sequence[str]) -> dict:
-    """A config's fields without those names, "rope_scaling.beta" among them."""
+    """Returns a config's fields without these names; a name may be nested, such as "rope_scaling.beta"."""
     for name in names:
         *outer, last = name.split(".")
         inner = functools.reduce(lambda found, key: found.get(key) or {}, outer, fields)
@@ -70,21 +70,21 @@ def _without(fields: dict, names: Sequence[str]) -> dict:
 def patch(model: nn.Module, *, ignore_config_fields: Sequence[str] = ()) -> nn.Module:
     """Patches `model` in place and returns it.
 
-    It can be copied and pickled. torch.compile leaves its forward pass as it is. After modules were replaced
-    (resize_token_embeddings) it has to be patched again.
+    A patched model can be copied and pickled. torch.compile leaves its forward pass unchanged. If modules are
+    replaced (resize_token_embeddings), patch it again.
 
     Args:
-        model: a Llama (SmolLM2 too), Mistral, Qwen2 or Qwen3 for causal language modelling, as
-            transformers loads it, in bfloat16; or in float32 if FSDP2 casts it (fully_shard).
-        ignore_config_fields: fields of model.config to let pass, which change no logprob of this model, as
-            the services' flag --ignore_config_fields.
+        model: a Llama (SmolLM2 too), Mistral, Qwen2 or Qwen3 for causal language modelling, as transformers
+            loads it, in bfloat16; or in float32 if FSDP2 casts it (fully_shard).
+        ignore_config_fields: fields of model.config to accept although the kernels do not honour them. They
+            must not change a logprob of this model. The same as the services' flag --ignore_config_fields.
 
     Raises:
         TypeError: another class of model, or of a module in it (an adapter, a quantised layer, another norm);
-            something else replaced a module's forward before.
-        ValueError: a field of the config that the kernels do not honour, by its name and value; a hook inside
-            a layer; a module or parameter that is used twice, by both names. Modules are checked again in
-            each call.
+            or the forward of a module was already replaced.
+        ValueError: the kernels do not honour a field of the config (the message has its name and value); a
+            hook is inside a layer; or a module or parameter is used twice (the message has both names). Each
+            call checks the modules again.
         RuntimeError: torch's own threads on the CPU flush subnormal numbers.
     """
     name = next((c.__name__ for c in type(model).__mro__ if c.__name__ in _ARCHITECTURES), None)
@@ -97,7 +97,7 @@ def patch(model: nn.Module, *, ignore_config_fields: Sequence[str] = ()) -> nn.M
     for field in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop"):
         if getattr(config, field, 0):
             raise ValueError(
-                f"{field}: expected 0, got {getattr(config, field)}: dropout has no place in the contract"
+                f"{field}: expected 0, got {getattr(config, field)}: the contract has no dropout"
             )
     facts = _Facts(name, config.to_json_string(), ignore_config_fields)
     facts.check(model)
@@ -107,8 +107,8 @@ def patch(model: nn.Module, *, ignore_config_fields: Sequence[str] = ()) -> nn.M
         forward = vars(module).get("forward")
         if not isinstance(forward, _Forward | None):
             raise TypeError(
-                f"{type(module).__name__}: expected its class's forward, got {forward}: patch comes"
-                " before whatever else replaces it"
+                f"{type(module).__name__}: expected its class's forward, got {forward}: call patch"
+                " before anything else replaces it"
             )
     decoder = model.model
     _bind(decoder.embed_tokens, _embedding, facts)
@@ -124,19 +124,19 @@ def patch(model: nn.Module, *, ignore_config_fields: Sequence[str] = ()) -> nn.M
 
 
 def logprobs(model: nn.Module, batch: Batch, sampling: Sampling | None = None) -> F.LogProbs:
-    """Scores the batch's targets: the rollout's and the scorer's bits, differentiable.
+    """Scores the batch's targets, with the bits of rollout and scorer. Differentiable.
 
     Args:
         model: a patched model (FSDP2 may have wrapped it).
         batch: on the model's device.
-        sampling: of the tokens' draw. None: temperature 1 without filters.
+        sampling: how the tokens were drawn. None: temperature 1 without filters.
 
     Returns:
-        logprobs and entropies, float32 [scored rows], in the order of batch.scored. Rows times
-        vocabulary are never in memory at once, in neither pass.
+        logprobs and entropies, float32 [scored rows], in nats, in the order of batch.scored. A tensor of rows
+            times vocabulary is never in memory as a whole, neither in the forward nor in the backward pass.
 
     Raises:
-        ValueError: a shape, dtype or device that is not as expected.
+        ValueError: a shape, dtype or device is not as expected.
         TypeError: the model is not patched, or an argument is of another class.
     """
     if not getattr(model, "isobit_patched", False):
@@ -151,18 +151,19 @@ def logprobs(model: nn.Module, batch: Batch, sampling: Sampling | None = None) -
 
 
 class _Call:
-    """One pass of a model, handed from module to module. (Not a pytree: FSDP does not look inside.)"""
+    """The state of one pass of a model, handed from module to module. (Not a pytree, so FSDP does not look
+    inside.)"""
 
     def __init__(self, batch: Batch, sampling: Sampling | None):
         self.batch = batch
-        self.sampling = sampling  # None: logits, not logprobs
-        self.tied = None  # F.TiedGradient of a model with tied weights
+        self.sampling = sampling  # None: the pass computes logits, not logprobs
+        self.tied = None  # an F.TiedGradient if the weights are tied
         self.rope = None  # (cosine, sine)
 
 
 class _Forward:
-    """The forward of a patched module: `function` where a call has isobit_call, else what it was. An object,
-    as pickle would replace a bound method by the class's own."""
+    """The forward of a patched module: `function` if a call has isobit_call, otherwise the original one. It
+    is an object, since pickle would replace a bound method by the class's own."""
 
     def __init__(self, module, function, facts):
         self._module = module
@@ -170,7 +171,7 @@ class _Forward:
         self._facts = facts
 
     @property
-    def __signature__(self):  # generate looks at it
+    def __signature__(self):  # generate reads it
         return inspect.signature(functools.partial(type(self._module).forward, self._module))
 
     def __call__(self, *args, isobit_call=None, **kwargs):
@@ -190,7 +191,8 @@ class _Forward:
 
 
 class _ModelForward(_Forward):
-    """That of the model itself, which computes calls in transformers' form too, unless they have a cache."""
+    """The forward of the model itself. It also computes calls in transformers' form, unless they have a
+    cache."""
 
     def _without_call(self, *args, **kwargs):
         if kwargs.get("past_key_values") is None and not kwargs.get("use_cache"):
@@ -202,7 +204,7 @@ class _ModelForward(_Forward):
         return self._original(*args, **kwargs)
 
     def _computed(self, *args, **kwargs):
-        from isobit.torch.calls import answer  # here alone: others need no transformers
+        from isobit.torch.calls import answer  # imported only here, since only this needs transformers
 
         call = self.__signature__.bind(*args, **kwargs).arguments
         call.update(call.pop("kwargs", {}))
@@ -214,7 +216,7 @@ class _ModelForward(_Forward):
 
 @torch.compiler.disable
 def _eagerly(function, *args, **kwargs):
-    """torch.compile would round the gradients of parameters to bfloat16."""
+    """Calls `function` outside torch.compile, which would round the gradients of parameters to bfloat16."""
     return function(*args, **kwargs)
 
 
@@ -229,7 +231,7 @@ def _bind(module, function, *facts, kind=_Forward):
 
 
 def _weights(*parameters):
-    """The parameters, with gradients that stay float32."""
+    """Returns the parameters, with gradients that stay float32."""
     for p in parameters:
         if p is None:
             continue
@@ -240,9 +242,9 @@ def _weights(*parameters):
             )
         if not p.is_leaf and torch.is_grad_enabled():
             raise TypeError(
-                "expected parameters that autograd gives gradients to, got computed ones, as of FSDP1 or"
-                " DataParallel, which round gradients to bfloat16: isobit.torch.fully_shard is FSDP2 without"
-                " that"
+                "expected parameters that are leaves of autograd, got computed ones, as FSDP1 and"
+                " DataParallel make them, which round gradients to bfloat16: use isobit.torch.fully_shard"
+                " (FSDP2), which does not"
             )
         if p.requires_grad and p.is_leaf:
             keep_fp32(p)
@@ -308,7 +310,8 @@ def _decoder(decoder, facts, call):
     call.rope = facts.rope(call.batch.max_length, call.batch.device)
     hidden = decoder.embed_tokens(call.batch.ids, isobit_call=call)
     if not hidden.requires_grad and torch.is_grad_enabled():
-        # Of a frozen embedding. Reentrant checkpointing has gradients only for layers whose input has one.
+        # For a frozen embedding: reentrant checkpointing computes gradients only for layers whose input
+        # requires one.
         hidden.requires_grad_(any(p.requires_grad for p in decoder.layers.parameters()))
     for layer in decoder.layers:
         hidden = layer(hidden, isobit_call=call)
@@ -321,7 +324,7 @@ def _score(model, facts, call):
         if not hasattr(module, "isobit_patched"):
             raise TypeError(
                 f"expected modules that isobit.torch.patch has patched, got a new {type(module).__name__}:"
-                " patch the model again after modules were replaced"
+                " patch the model again after replacing modules"
             )
     check_sharding(model)
     refuse_ddp()

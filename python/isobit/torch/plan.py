@@ -1,4 +1,4 @@
-"""The cut of a batch into packs, lanes and slots (C10), and what each rank computes of it in which pass."""
+"""The cut of a batch into packs, lanes and slots (C10), and which part each rank computes in which pass."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class Pass:
     """One forward and backward pass of a rank.
 
     Attributes:
-        slot: the slot that it belongs to.
-        packs: the sequences of its packs, one range for each of its lanes, in order; an empty range where
-            there is no pack. All ranks' passes of the same number cover neighbouring lanes.
+        slot: the number of its slot.
+        packs: the sequences of its packs, one range for each of its lanes, in order; the range is empty if
+            there is no pack. The passes of the same number on all ranks cover adjacent lanes.
     """
 
     slot: int
@@ -29,13 +29,13 @@ class Pass:
         return [sequence for pack in self.packs for sequence in pack]
 
     def pack_sizes(self) -> list[int]:
-        """How many sequences each pack has: the `packs` of `Batch.of`."""
+        """The number of sequences in each pack: the argument `packs` of `Batch.of`."""
         return [len(pack) for pack in self.packs]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A batch cut into packs. Pack p belongs to lane `p % lanes` and slot `p // lanes`.
+    """A batch that is cut into packs. Pack p belongs to lane `p % lanes` and slot `p // lanes`.
 
     Attributes:
         packs: the sequences of each pack.
@@ -50,13 +50,13 @@ class Plan:
         return -(-len(self.packs) // self.lanes)
 
     def pack(self, slot: int, lane: int) -> range:
-        """The sequences of a pack; an empty range if it does not exist."""
+        """Returns the sequences of a pack; an empty range if the pack does not exist."""
         index = slot * self.lanes + lane
         return self.packs[index] if index < len(self.packs) else range(0)
 
     def passes_per_slot(self, world: int, lanes_per_pass: int | None = None) -> int:
-        """How many passes a rank makes for a slot. It computes lanes_per_pass lanes (None: all of its lanes)
-        in each.
+        """Returns how many passes a rank makes for a slot, if it computes lanes_per_pass lanes (None: all of
+        its lanes) in each.
 
         Raises:
             ValueError: world or lanes_per_pass is not a power of two, or there are too few lanes for them.
@@ -66,20 +66,21 @@ class Plan:
             raise ValueError(f"world: expected a power of two up to the {self.lanes} lanes, got {world}")
         if not is_power_of_two(per_pass) or per_pass * world > self.lanes:
             raise ValueError(
-                f"lanes_per_pass: expected a power of two up to {self.lanes // world}, which are the lanes of"
+                f"lanes_per_pass: expected a power of two up to {self.lanes // world}, the number of lanes of"
                 f" each of {world} ranks, got {lanes_per_pass}"
             )
         return self.lanes // (world * per_pass)
 
     def passes(self, rank: int, world: int, lanes_per_pass: int | None = None) -> Iterator[Pass]:
-        """The passes of a rank, in order: those of slot 0, then of slot 1, ... Every rank has the same
-        number.
+        """Yields the passes of a rank, in order: those of slot 0, then those of slot 1, ... Every rank has
+        the same number of passes.
 
-        Pass t of P of a slot covers lanes [t*L/P, (t+1)*L/P) over all ranks, of which rank r takes the r-th
-        part. So the sum over ranks is a subtree of the lanes' tree, and `GradientSum` makes the rest of it.
+        Pass t of the P passes of a slot covers lanes [t*L/P, (t+1)*L/P), together over all ranks; rank r
+        takes the r-th part of them. So the sum over ranks is a subtree of the lanes' tree, and `GradientSum`
+        computes the rest of the tree.
 
         Raises:
-            ValueError: as passes_per_slot, or rank is not in [0, world).
+            ValueError: as passes_per_slot; or rank is not in [0, world).
         """
         count = self.passes_per_slot(world, lanes_per_pass)
         if not 0 <= rank < world:
@@ -92,20 +93,22 @@ class Plan:
 
 
 def plan(lengths: Sequence[int], pack_tokens: int, lanes: int = 8, together: int = 1) -> Plan:
-    """Cuts a batch, in order, into packs of whole sequences of at most pack_tokens token rows; a longer
-    sequence is a pack of its own.
+    """Cuts a batch, in order, into packs of whole sequences with at most pack_tokens token rows each. A
+    longer sequence becomes a pack by itself.
 
-    pack_tokens, lanes and together belong to the recipe of a run: they change bits. The number of ranks does
-    not.
+    pack_tokens, lanes and together are part of the recipe of a run: they change bits. The number of ranks
+    does not.
 
     Args:
-        lengths: token rows of each sequence.
-        together: so many consecutive sequences share a pack, counted from the first: those that a loss joins,
-            such as DPO's pairs.
+        lengths: the number of token rows of each sequence.
+        pack_tokens: the largest number of token rows in a pack.
+        lanes: a power of two from 1 to 64.
+        together: this many consecutive sequences, counted from the first, share a pack, for a loss that joins
+            them, such as DPO's pairs.
 
     Raises:
-        ValueError: a length, pack_tokens or together is below 1, lanes is not a power of two from 1 to 64, or
-            the last sequences are fewer than `together`.
+        ValueError: a length, pack_tokens or together is below 1; lanes is not a power of two from 1 to 64; or
+            the number of sequences is not a multiple of `together`.
     """
     if together < 1 or len(lengths) % together:
         raise ValueError(
