@@ -39,9 +39,14 @@ def make_parser() -> Parser:
     add(
         "--host",
         default="127.0.0.1",
-        help="address to listen at; any but loopback needs --tls_cert and --tls_key, or --insecure",
+        help="address to listen at (%(default)s); any but loopback needs --tls_cert and --tls_key, or --insecure",
     )
-    add("--port", type=int, default=8000, help="port to listen at; 0: any free one; see --port_file")
+    add(
+        "--port",
+        type=int,
+        default=8000,
+        help="port to listen at; 0: any free one; default: %(default)s; see --port_file",
+    )
     add(
         "--port_file",
         type=Path,
@@ -53,42 +58,54 @@ def make_parser() -> Parser:
     add("--tls_key", type=Path, help="PEM of the certificate's key")
     add("--tls_client_ca", type=Path, help="PEM of a CA; only clients with a certificate of it can connect")
     add("--access_file", type=Path, help="bearer tokens and roles of callers, as the services' --access_file")
-    add("--workers", type=int, default=1, help="number of processes that serve the port")
+    add(
+        "--workers", type=int, default=1, help="number of processes that serve the port; default: %(default)s"
+    )
     add("--chat_template", type=Path, help="file with a template that replaces the model's")
     add("--tool_call_parser", default="auto", choices=PARSERS, help="the form in which the model calls tools")
-    add("--max_body_mb", type=int, default=64, help="MiB of the body of one request")
-    add("--max_bodies_mb", type=int, default=512, help="MiB of all bodies that a worker holds")
-    add("--max_connections", type=int, default=Settings.max_connections, help="connections of one worker")
-    add("--max_header_kb", type=int, default=64, help="KiB of the head of a request")
+    add("--max_body_mb", type=int, default=64, help="MiB of the body of one request; default: %(default)s")
+    add(
+        "--max_bodies_mb",
+        type=int,
+        default=512,
+        help="MiB of all bodies that a worker holds; default: %(default)s",
+    )
+    add(
+        "--max_connections",
+        type=int,
+        default=Settings.max_connections,
+        help="connections of one worker; default: %(default)s",
+    )
+    add("--max_header_kb", type=int, default=64, help="KiB of the head of a request; default: %(default)s")
     add(
         "--header_timeout_s",
         type=float,
         default=Settings.header_timeout_s,
-        help="seconds for a client to send the head of a request",
+        help="seconds for a client to send the head of a request; default: %(default)s",
     )
     add(
         "--body_timeout_s",
         type=float,
         default=Settings.body_timeout_s,
-        help="seconds for a client to send the body of a request",
+        help="seconds for a client to send the body of a request; default: %(default)s",
     )
     add(
         "--write_timeout_s",
         type=float,
         default=Settings.write_timeout_s,
-        help="seconds without progress after which a client that does not read is disconnected",
+        help="seconds after which a client that does not read is cut off; default: %(default)s",
     )
     add(
         "--keep_alive_s",
         type=float,
         default=Settings.keep_alive_s,
-        help="seconds after which an idle connection is closed",
+        help="seconds after which an idle connection is closed; default: %(default)s",
     )
     add(
         "--drain_timeout_s",
         type=float,
         default=Settings.drain_timeout_s,
-        help="seconds for requests to finish when the gateway ends",
+        help="seconds for requests to finish when the gateway ends; default: %(default)s",
     )
     add(
         "--trainer_timeout_s",
