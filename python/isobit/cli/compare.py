@@ -43,7 +43,7 @@ def compare(
     max_tokens: int = typer.Option(
         64, "--max_tokens", min=1, help="The largest number of tokens in a completion."
     ),
-    temperature: float = typer.Option(1.0, min=0.0, help="0 is greedy."),
+    temperature: float = typer.Option(1.0, min=0.0, help="Sampling temperature; 0 is greedy."),
     top_p: float = typer.Option(1.0, "--top_p", help="Nucleus sampling; 1 is off."),
     seed: int = typer.Option(1, help="The seed of the samples."),
     n: int = typer.Option(1, min=1, help="The number of samples of each prompt."),

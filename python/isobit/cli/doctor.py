@@ -32,7 +32,7 @@ def doctor(
         help="The same as the services' flag.",
         show_default=False,
     ),
-    json: bool = typer.Option(False, "--json", help="Print JSON."),
+    json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Say whether a model runs on this machine, from its config.json alone.
 

@@ -39,7 +39,7 @@ def pair(
     model_: str | None = typer.Argument(
         None, metavar="MODEL", help="A directory, or the id of a model on the hub.", show_default=False
     ),
-    model: str | None = typer.Option(None, "--model", help="The same.", show_default=False),
+    model: str | None = typer.Option(None, "--model", help="The same as MODEL.", show_default=False),
     revision: str | None = typer.Option(None, help="A branch, tag or commit of a model on the hub."),
     once: bool = typer.Option(False, "--once", help="End after the comparison."),
     prompts: Path | None = typer.Option(
@@ -48,16 +48,18 @@ def pair(
     max_tokens: int = typer.Option(
         64, "--max_tokens", min=1, help="The largest number of tokens in a completion."
     ),
-    temperature: float = typer.Option(1.0, min=0.0, help="0 is greedy."),
+    temperature: float = typer.Option(1.0, min=0.0, help="Sampling temperature; 0 is greedy."),
     rollout_port: int | None = typer.Option(
-        None, "--rollout_port", help="Default: 7001, or a free port if it is taken."
+        None, "--rollout_port", help="Port of the rollout; default: 7001, or a free one if it is taken."
     ),
-    scorer_port: int | None = typer.Option(None, "--scorer_port", help="Default: 7002, or a free port."),
+    scorer_port: int | None = typer.Option(
+        None, "--scorer_port", help="Port of the scorer; default: 7002, or a free one."
+    ),
     comparator_port: int | None = typer.Option(
-        None, "--comparator_port", help="Default: 7003, or a free port."
+        None, "--comparator_port", help="Port of the comparator; default: 7003, or a free one."
     ),
     page_port: int | None = typer.Option(
-        None, "--page_port", help="The page for a browser; default: 8080, or a free port."
+        None, "--page_port", help="Port of the page for a browser; default: 8080, or a free one."
     ),
     log_dir: Path | None = typer.Option(
         None, "--log_dir", help="Write the services' logs there, and keep them."

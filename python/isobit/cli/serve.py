@@ -42,7 +42,7 @@ def serve(
     model_: str | None = typer.Argument(
         None, metavar="MODEL", help="A directory, or the id of a model on the hub.", show_default=False
     ),
-    model: str | None = typer.Option(None, "--model", help="The same.", show_default=False),
+    model: str | None = typer.Option(None, "--model", help="The same as MODEL.", show_default=False),
     revision: str | None = typer.Option(None, help="A branch, tag or commit of a model on the hub."),
     host: str = typer.Option(
         "127.0.0.1", help="Address for HTTP; any but loopback needs TLS, or --insecure."
@@ -59,7 +59,9 @@ def serve(
     ),
     no_http: bool = typer.Option(False, "--no_http", help="Serve gRPC only."),
     model_root: Path | None = typer.Option(
-        None, "--model_root", help="New weights must be below this folder; default: the folder of MODEL."
+        None,
+        "--model_root",
+        help="New weights must be below this folder; default: the folder that contains MODEL.",
     ),
     log_dir: Path | None = typer.Option(
         None, "--log_dir", help="Write the services' logs there, and keep them."

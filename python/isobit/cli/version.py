@@ -22,7 +22,7 @@ def version_text() -> str:
         return "(a checkout that is not installed)"
 
 
-def version(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+def version(as_json: bool = typer.Option(False, "--json", help="Print the result as JSON.")) -> None:
     """Show the versions of the package and of the services, and where the services are."""
     found = {
         "isobit": version_text(),

@@ -39,7 +39,7 @@ def make_parser() -> Parser:
     add(
         "--host",
         default="127.0.0.1",
-        help="address to listen at (%(default)s); any but loopback needs --tls_cert and --tls_key, or --insecure",
+        help="address to listen at; default: %(default)s; any but loopback needs TLS, or --insecure",
     )
     add(
         "--port",
