@@ -327,6 +327,7 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
 
         Raises:
           ResourceExhaustedError: the memory is not available; the rollout stays asleep.
+          FailedPreconditionError: there are no new weights, and the last ones did not come from a directory.
         """
         return self._unary(self._stub.WakeUp, rollout_pb2.WakeUpRequest(), timeout)
 

@@ -335,6 +335,7 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
 
         Raises:
           ResourceExhaustedError: the memory is not available; the rollout stays asleep.
+          FailedPreconditionError: there are no new weights, and the last ones did not come from a directory.
         """
         return await self._unary("WakeUp", rollout_pb2.WakeUpRequest(), timeout)
 
