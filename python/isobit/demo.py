@@ -82,6 +82,7 @@ class Gap:
 
     @property
     def kl_k3(self) -> float:
+        """The mean over all tokens."""
         return self.kl_k3_sum / max(self.tokens, 1)
 
 

@@ -55,6 +55,7 @@ class Report:
 
     @property
     def runs(self) -> bool:
+        """Whether no verdict is NO."""
         return all(verdict.verdict != NO for verdict in self.verdicts)
 
     def say(self, name: str, verdict: str, text: str) -> None:

@@ -40,10 +40,12 @@ def cause_of(found: comparator_pb2.LocaliseResponse) -> str:
 
 
 def op_of(site: types_pb2.ProbeSite) -> str:
+    """The name of an op, such as "ATTENTION_SUM"."""
     return types_pb2.ProbeOp.Name(site.op).removeprefix("PROBE_OP_")
 
 
 def text_of(found: comparator_pb2.LocaliseResponse) -> str:
+    """The finding as lines of text for people."""
     lines = [f"cause: {cause_of(found)}: {found.explanation}"]
     if found.HasField("site"):
         lines.append(f"first difference: layer {found.site.layer}, {op_of(found.site)}")
@@ -99,8 +101,10 @@ def localise(options: Options) -> comparator_pb2.LocaliseResponse:
 
 
 def json_of(found: comparator_pb2.LocaliseResponse) -> str:
+    """The finding as JSON, in the form of the message LocaliseResponse."""
     return json_format.MessageToJson(found)
 
 
 def is_equal(found: comparator_pb2.LocaliseResponse) -> bool:
+    """Whether nothing differs."""
     return found.cause == comparator_pb2.DIFFERENCE_CAUSE_NONE

@@ -15,6 +15,8 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Gpu:
+    """An NVIDIA GPU as nvidia-smi describes it."""
+
     name: str
     compute_capability: str
     total_bytes: int
@@ -23,6 +25,7 @@ class Gpu:
 
     @property
     def is_hopper(self) -> bool:
+        """Whether the kernels run on it: compute capability 9.0."""
         return self.compute_capability == "9.0"
 
 

@@ -39,6 +39,7 @@ class Family:
 
 @functools.cache
 def families() -> tuple[Family, ...]:
+    """All rows of the table."""
     table = json.loads(Path(__file__).with_name("supported_models.json").read_text("utf-8"))
     return tuple(
         Family(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
@@ -47,6 +48,7 @@ def families() -> tuple[Family, ...]:
 
 
 def supported_text() -> str:
+    """The supported families with their architectures, for messages."""
     return ", ".join(f"{row.family} ({', '.join(row.architectures)})" for row in families() if row.supported)
 
 
@@ -128,6 +130,7 @@ def quantisation_of(config: dict[str, Any]) -> str | None:
 
 
 def dtype_of(config: dict[str, Any]) -> str | None:
+    """The dtype that a config names, such as "bfloat16"; None if it names none."""
     text = text_config_of(config)
     for holder in (config, text):
         for name in ("dtype", "torch_dtype"):
@@ -155,6 +158,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
+        """The number of parameters; tied embeddings count once."""
         query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = 2 * self.hidden * (query + kv) + 3 * self.hidden * self.intermediate + 2 * self.hidden
         layer += self.qkv_bias * (query + 2 * kv) + self.o_bias * self.hidden
@@ -163,6 +167,7 @@ class Shape:
 
     @property
     def embedding_bytes(self) -> int:
+        """Bytes of the embedding in bf16."""
         return 2 * self.vocab * self.hidden
 
     def weight_bytes(self, tp_size: int) -> list[int]:

@@ -24,6 +24,8 @@ _LENGTHS = (1, 2, 5, 8, 13, 16, 21, 34)
 
 @dataclass(frozen=True)
 class Prompt:
+    """A prompt: the text to show, and the token ids to send."""
+
     title: str
     token_ids: Sequence[int]
 

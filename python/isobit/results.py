@@ -43,6 +43,8 @@ def _enum_name(enum, value: int) -> str:
 
 @dataclass(frozen=True, repr=False)
 class WeightVersion(_Result):
+    """Names one set of weights: an id that grows with every update, and a digest of the values."""
+
     id: int
     digest: str  # 64 hex digits, a function of names, shapes and values (isobit.weight_digest)
 

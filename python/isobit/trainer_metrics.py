@@ -122,6 +122,7 @@ class TrainerMetrics:
             self._sync.observe(seconds["sync"])
 
     def close(self) -> None:
+        """Stops serving. Does nothing if `serve` was not called."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -95,10 +95,12 @@ class Batch:
 
     @property
     def device(self) -> torch.device:
+        """The device of all tensors."""
         return self.ids.device
 
     @property
     def max_length(self) -> int:
+        """The number of rows of the longest sequence; 0 without sequences."""
         return max((e - b for b, e in zip(self.sequences, self.sequences[1:], strict=False)), default=0)
 
     @classmethod

@@ -47,6 +47,7 @@ class Plan:
 
     @property
     def slots(self) -> int:
+        """The number of slots."""
         return -(-len(self.packs) // self.lanes)
 
     def pack(self, slot: int, lane: int) -> range:
