@@ -111,7 +111,7 @@ def make_parser() -> Parser:
         "--trainer_timeout_s",
         type=float,
         default=Settings.trainer_timeout_s,
-        help="for a trainer to come to /init_weight_transfer_engine",
+        help="seconds to wait for a trainer at /init_weight_transfer_engine; default: %(default)s",
     )
     for name, text in (
         ("tls_ca", "PEM of the CA of the services' certificates"),
