@@ -16,8 +16,3 @@ extern "C" std::uint32_t arc4random() {
   }
   return value;
 }
-
-// Since 2.35 hypot has a second form, which reports errors otherwise; the older one is there too.
-extern "C" double HypotOfAnyGlibc(double x, double y);
-asm(".symver HypotOfAnyGlibc, hypot@GLIBC_2.2.5");
-extern "C" double hypot(double x, double y) noexcept { return HypotOfAnyGlibc(x, y); }

@@ -80,6 +80,26 @@ class ContentsTest(WheelTestCase):
                     seen += 1
         self.assertGreater(seen, 3)
 
+    def test_binaries_replace_no_function_of_the_system(self):
+        """Else calls of it from anywhere in the process, even from the replacement, come to the replacement."""
+        of_system = set()
+        for library in ("libc.so.6", "libm.so.6"):
+            of_system |= self.functions(Path("/lib/x86_64-linux-gnu") / library)
+        self.assertIn("hypot", of_system)
+        for package in self.packages():
+            with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel_of(package)) as archive:
+                for name in archive.namelist():
+                    if archive.read(name)[:4] == b"\x7fELF" and ".libs/" not in name:
+                        found = self.functions(Path(archive.extract(name, folder)))
+                        # Which glibc 2.34 does not have, so that nothing else of it calls it.
+                        self.assertLessEqual(found & of_system, {"arc4random"}, name)
+
+    def functions(self, binary: Path) -> set[str]:
+        """The functions that others in the process can call."""
+        lines = self.check(run("nm", "--dynamic", "--defined-only", str(binary))).splitlines()
+        found = (line.split() for line in lines)
+        return {words[-1].partition("@")[0] for words in found if words[-2] in ("T", "W", "i")}
+
     def test_holds_stubs_and_services(self):
         with zipfile.ZipFile(wheel_of("isobit")) as archive:
             names = set(archive.namelist())

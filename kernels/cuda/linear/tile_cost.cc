@@ -74,7 +74,8 @@ double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t 
                           cost->leaf * waves * shape.num_leaves / schedule.split;
   const double load = static_cast<double>(PackedLinearBytes(shape)) / card.memory_bytes_per_us;
   // Loading and multiplying overlap; the more equal their times are, the less they overlap.
-  const double time = std::sqrt(std::hypot(multiply * multiply, load * load));
+  const auto fourth = [](double x) { return x * x * (x * x); };
+  const double time = std::sqrt(std::sqrt(fourth(multiply) + fourth(load)));
   // A wave's sums travel while the next wave is multiplied, the last wave's after it.
   const double before =
       push_us * (waves - 1) * static_cast<double>(at_once) / static_cast<double>(tiles);
