@@ -174,7 +174,7 @@ class HttpTest(CliTest):
         tls = (f"--ssl-certfile={cert}", "--ssl-keyfile", key)
         refused = self.serve(*tls, f"--access_file={access}")
         self.assertEqual(refused.end(), 2, refused.text)
-        self.assertIn("--access_file: expected --upstream_token_file", refused.text)
+        self.assertIn("--access_file: also give --upstream_token_file", refused.text)
         command = self.serve(*tls, f"--access_file={access}", f"--upstream_token_file={token_file}")
         addresses = json.loads(command.first_line())
         self.assertTrue(addresses["http"].startswith("https://127.0.0.1:"), addresses)

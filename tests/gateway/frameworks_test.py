@@ -226,7 +226,7 @@ class SkyRlTest(TransferTest):
 
     def test_refusals_reach_the_caller(self):
         control = self.control.SkyrlWeightSyncClient([self.gateway.url])
-        with self.assertRaisesRegex(RuntimeError, "whole weights"):
+        with self.assertRaisesRegex(RuntimeError, "send all weights"):
             control.fetch_weights(1)
         with self.assertRaisesRegex(RuntimeError, "pickles"):
             control.update_weights({"ipc_handles_pickled": "gASV"})

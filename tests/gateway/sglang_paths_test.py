@@ -154,7 +154,7 @@ class SlimeTest(EngineTest):
             ("/update_weights_from_disk", {}, 400, "model_path"),
             ("/pause_generation", {"mode": "keep"}, 400, "abort, retract or in_place"),
             ("/weights_checker", {"action": "snapshot"}, 404, "/model_info"),
-            ("/pull_weights", {}, 404, "whole weights"),
+            ("/pull_weights", {}, 404, "send all weights"),
         ):  # fmt: skip
             with self.subTest(path, body=body):
                 answer = self.assert_refused(path, body, status, text)

@@ -318,7 +318,7 @@ class SkyRlTest(EngineTest):
             ("/skyrl/v1/load_lora_adapter", {"lora_name": "a"}, 404, "LoRA"),
             ("/v1/load_lora_adapter", {"lora_name": "a"}, 404, "LoRA"),
             ("/skyrl/v1/generate", {}, 404, "routing"),
-            ("/fetch_weights", {"target_version": 1}, 400, "whole weights"),
+            ("/fetch_weights", {"target_version": 1}, 400, "send all weights"),
             ("/pause?mode=in_place", None, 400, "mode is 'in_place', expected one of abort, wait, keep"),
             ("/sleep?level=9", None, 400, "level is '9'"),
             ("/wake_up?tags=graphs", None, 400, "graphs"),

@@ -122,7 +122,7 @@ class DemoTest(WithFakeServices):
         (self.bin_dir / "isobit-scorer").unlink()
         result = self.run_demo()
         self.assertEqual(result.returncode, 3)
-        self.assertIn(f"{self.bin_dir} lacks isobit-scorer: build with `make build`", result.stdout)
+        self.assertIn(f"{self.bin_dir} does not have isobit-scorer: build with `make build`", result.stdout)
 
     def test_stop_signals_stop_the_services(self):
         for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):

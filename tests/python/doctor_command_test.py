@@ -148,7 +148,7 @@ class CommandTest(unittest.TestCase):
             found = run(str(CONFIGS / "qwen3-0.6b.json"))
         self.assertEqual(found.returncode, 0, found.stdout + found.stderr)
         self.assertRegex(
-            found.stdout, "runs here, once it has the services: isobit-model is not there. Looked in.*\n$"
+            found.stdout, "runs here, once it has the services: isobit-model was not found. Looked in.*\n$"
         )
 
     def test_colours_on_a_terminal(self):
@@ -249,7 +249,9 @@ class NumericsTest(unittest.TestCase):
         self.assertRegex(found.stdout, r"GPU 1, .* does not compute the contract \(C1\): 7 of 1,003,520")
         found = self.run_with(json.dumps(self.answer(7)), 1, str(CONFIGS / "qwen3-0.6b.json"))
         self.assertEqual(found.returncode, 1)
-        self.assertRegex(found.stdout, "runs here, but a GPU does not compute the contract\n$")
+        self.assertRegex(
+            found.stdout, "runs here, but a GPU does not compute the contract, once it has the services: "
+        )
         found = self.run_with(json.dumps(self.answer(7)), 1, "--json")
         self.assertEqual(found.returncode, 1)
         self.assertFalse(json.loads(found.stdout)["numerics"]["computes_contract"])

@@ -92,7 +92,7 @@ class TrainersTest(unittest.TestCase):
                 optimizer = kind(model.parameters(), lr=0.01, **options)
                 scored(model, BATCH)
                 before = [p.detach().clone() for p in model.parameters()]
-                with self.assertRaisesRegex(TypeError, f"{kind.__name__}: .* take isobit.torch.AdamW"):
+                with self.assertRaisesRegex(TypeError, f"{kind.__name__}: .* use isobit.torch.AdamW"):
                     optimizer.step()
                 self.assertTrue(all(map(same_bits, before, [p.detach() for p in model.parameters()])))
         model = patch(make("Llama"))
