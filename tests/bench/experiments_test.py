@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import acceptance
+import http_load
 import machine
 import numpy as np
 import one_prompt
@@ -20,6 +21,7 @@ import soak
 import unique_outputs
 from divergence import Divergence, distinct, first_difference, measure
 from experiment import Source
+from null_tokens import logprob_at, token_at
 from rl_loads import Prompts, unequal_tokens
 
 from isobit.results import TokenLogprobs, TopLogprobs
@@ -59,6 +61,17 @@ class ExperimentsTest(unittest.TestCase):
         rounds = self.run_quick("gateway_throughput")["rounds"]
         self.assertEqual(set(rounds), {"grpc whole", "http whole", "grpc stream", "http stream"})
         self.assertTrue(all(one["tokens_per_s"] > 0 for way in rounds.values() for one in way))
+
+    def test_http_servers(self):
+        rounds = self.run_quick("http_servers")["rounds"]
+        self.assertEqual(
+            set(rounds),
+            {"isobit, whole", "isobit, stream", "isobit steps, whole", "isobit steps, stream"},
+        )
+        self.assertTrue(all(one["tokens_per_s"] > 0 for way in rounds.values() for one in way))
+        events = {way: {one["events_per_token"] for one in of} for way, of in rounds.items()}
+        # One for each of 8 tokens, then the end of the sample, the usage and [DONE].
+        self.assertEqual((events["isobit, whole"], events["isobit, stream"]), ({0}, {11 / 8}))
 
     def test_tls_overhead(self):
         rounds = self.run_quick("tls_overhead")
@@ -248,6 +261,26 @@ class AcceptanceTest(unittest.TestCase):
             before, after = {drafts: 1.0, place[0]: 1.0}, {drafts: 3.0, place[0]: 2.0, place[1]: 1.0}
             outcome.count(before, after)
         self.assertEqual((outcome.drafts, outcome.by_position), (4, [2, 2]))
+
+
+class HttpLoadTest(unittest.TestCase):
+    def check(self, ids: list[int], logprobs: list[float]) -> None:
+        """Of an answer with these tokens, where three were asked for."""
+        names = [f"token_id:{token}" for token in ids]
+        choice = {"token_ids": ids, "logprobs": {"tokens": names, "token_logprobs": logprobs}}
+        answer = b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps({"choices": [choice]}).encode()
+        http_load.check_answers(http_load.Load([answer], 1.0, 1.0), 3, stream=False)
+
+    def test_answers_are_compared_bit_for_bit(self):
+        ids, logprobs = [token_at(i) for i in range(3)], [logprob_at(i) for i in range(3)]
+        self.check(ids, logprobs)
+        for wrong in (ids[:2], [*ids[:2], ids[2] + 1]):
+            with self.assertRaisesRegex(RuntimeError, "expected the tokens"):
+                self.check(wrong, logprobs)
+        other = float(np.nextafter(np.float32(logprobs[2]), np.float32(0)))
+        for wrong in (logprobs[:2], [*logprobs[:2], None], [*logprobs[:2], other]):
+            with self.assertRaisesRegex(RuntimeError, "logprobs differ"):
+                self.check(ids, wrong)
 
 
 class RlLoadsTest(unittest.TestCase):
