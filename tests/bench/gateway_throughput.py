@@ -1,7 +1,7 @@
 """What HTTP costs: throughput through the gateway beside gRPC, and the gateway's processor time.
 
     python tests/bench/gateway_throughput.py [--shape tiny-llama] [--requests 512] [--max_tokens 256]
-        [--workers 1] [--clients 1] [--rounds 3] [--flags '--backend=cuda'] [--json FILE] [--quick]
+        [--workers 1] [--clients 1] [--rounds 3] [--flags=--backend=cuda] [--json FILE] [--quick]
 
 All requests are in flight at once. Each way is measured in turn, in every round: by gRPC and by HTTP
 (/v1/completions with ids and logprobs), whole and streamed. Client, gateway and rollout share the machine:
@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from isobit import aio
-from isobit_tools.gateway_testing import write_tokenizer
+from isobit_tools.byte_tokenizer import write_tokenizer
 from isobit_tools.services import Services, run_model_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--workers", type=int, default=1, metavar="N", help="of the gateway")
     add("--clients", type=int, default=1, metavar="N", help="processes that share the requests")
     add("--rounds", type=int, default=3, metavar="N", help="after a small one to warm up")
-    add("--flags", default="", help="of the rollout, such as '--backend=cuda'")
+    add("--flags", default="", help="of the rollout: --flags=--backend=cuda")
     add("--json", type=Path, metavar="FILE", help="write every figure here")
     add("--quick", action="store_true", help="little work, on any machine")
     if parser.parse_known_args()[0].quick:

@@ -37,7 +37,7 @@ from pathlib import Path
 import http_load
 
 from isobit.launch import run_model_tool
-from isobit_tools.gateway_testing import write_tokenizer
+from isobit_tools.byte_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

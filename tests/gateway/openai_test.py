@@ -12,7 +12,8 @@ import numpy as np
 import openai
 
 from isobit import ScorerClient, Tokenizer
-from isobit_tools.gateway_testing import EOS, GatewayTest
+from isobit_tools.byte_tokenizer import EOS
+from isobit_tools.gateway_testing import GatewayTest
 
 SAMPLING = {"temperature": 0.75, "top_p": 0.9, "seed": 11}
 MORE = {"top_k": 40, "min_p": 0.01, "repetition_penalty": 1.1, "min_tokens": 3}

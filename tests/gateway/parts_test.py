@@ -34,7 +34,7 @@ from isobit.gateway.sampling import SamplingFields, sampling_of
 from isobit.gateway.text import SampleText, Stops, TokenTexts
 from isobit.gateway.tools import ToolCallReader, check_parser, wants_calls
 from isobit.v1 import types_pb2
-from isobit_tools.gateway_testing import EOS, write_tokenizer
+from isobit_tools.byte_tokenizer import EOS, write_tokenizer
 from isobit_tools.services import run_model_tool
 from isobit_tools.testing import BIN_DIR
 

@@ -81,7 +81,7 @@ class ContentsTest(WheelTestCase):
         self.assertGreater(seen, 3)
 
     def test_binaries_replace_no_function_of_the_system(self):
-        """Else calls of it from anywhere in the process, even from the replacement, come to the replacement."""
+        """Calls from everywhere in the process would come to the replacement, even its own."""
         of_system = set()
         for library in ("libc.so.6", "libm.so.6"):
             of_system |= self.functions(Path("/lib/x86_64-linux-gnu") / library)
