@@ -143,7 +143,7 @@ class SlimeTest(EngineTest):
             ("/generate", ask | {"input_ids": []}, 400, "input_ids"),
             ("/generate", ask | {"rid": ["a", "b"]}, 400, "rid"),
             ("/generate", ask | {"sampling_params": [{}, {}]}, 400, "sampling_params"),
-            ("/generate", b"{", 400, "no JSON"),
+            ("/generate", b"{", 400, "not JSON"),
             ("/update_weights_from_tensor", {"serialized_named_tensors": ["gASV"]}, 400, "pickles"),
             ("/init_weights_update_group", {"backend": "nccl"}, 400, "process group"),
             ("/update_weights_from_distributed", {"names": []}, 400, "process group"),
