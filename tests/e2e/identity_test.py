@@ -134,7 +134,9 @@ class IdentityTest(ServiceTest):
             with Recorder(file) as recorder:
                 recorder.add(PROMPT, samples, min_tokens=16)
         said = self.audit(file, other)
-        self.assertIn("1 samples not computed: another model directory: recorded settings eos_token_ids=1 ", said)
+        self.assertIn(
+            "1 samples not computed: another model directory: recorded settings eos_token_ids=1 ", said
+        )
         self.assertIn("0 of 0 tokens unequal", said)
         self.assertIn("0 of 32 tokens unequal", self.audit(file, self.scratch / "model"))
 
