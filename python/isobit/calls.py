@@ -16,6 +16,7 @@ from isobit.arguments import (
     DraftTokenIds,
     TokenIds,
     draft_texts,
+    integer,
     optional_integer,
     pairs,
     token_list,
@@ -197,6 +198,7 @@ def generate_request(
     draft_token_ids: DraftTokenIds,
     speculation: bool | None,
     determinism: str,
+    chunk_interval_ms: int,
     sampling: Mapping,
 ) -> rollout_pb2.GenerateRequest:
     drafts = draft_texts(draft_token_ids)
@@ -211,6 +213,7 @@ def generate_request(
         draft_lengths=[len(text) for text in drafts] if len(drafts) > 1 else (),
         speculation=speculation,
         determinism=_enum_value(rollout_pb2.Determinism, "DETERMINISM_", determinism),
+        chunk_interval_ms=integer("chunk_interval_ms", chunk_interval_ms, UINT32),
     )
 
 

@@ -79,9 +79,9 @@ _ELSEWHERE = {
 }
 # Arguments that are not sampling parameters. If one is misspelt, Python passes it as a sampling parameter.
 _OF_CALLS = (
-    "allow_weight_mismatch", "determinism", "draft_token_ids", "entropy", "gap_detail", "logprob_mode",
-    "max_concurrency", "prompt_logprobs", "request_id", "speculation", "stream", "timeout", "timeout_ms",
-    "weight_version",
+    "allow_weight_mismatch", "chunk_interval_ms", "determinism", "draft_token_ids", "entropy", "gap_detail",
+    "logprob_mode", "max_concurrency", "prompt_logprobs", "request_id", "speculation", "stream", "timeout",
+    "timeout_ms", "weight_version",
 )  # fmt: skip
 
 

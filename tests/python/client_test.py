@@ -191,8 +191,12 @@ class ClientTest(unittest.TestCase):
 
     def test_only_a_stream_asks_for_tokens_on_the_way(self):
         self.rollout.generate([1])
-        list(self.rollout.generate([1], stream=True))
-        self.assertEqual([request.final_only for request in self.rollout_service.requests], [True, False])
+        list(self.rollout.generate([1], stream=True, chunk_interval_ms=50))
+        requests = self.rollout_service.requests
+        self.assertEqual([request.final_only for request in requests], [True, False])
+        self.assertEqual([request.chunk_interval_ms for request in requests], [0, 50])
+        with self.assertRaisesRegex(ValueError, "chunk_interval_ms is -1, expected 0 to"):
+            self.rollout.generate([1], stream=True, chunk_interval_ms=-1)
 
     def test_closing_a_stream_cancels_the_request(self):
         events = self.rollout.generate([904], stream=True)

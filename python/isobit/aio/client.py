@@ -179,7 +179,7 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
         self, prompt_token_ids: TokenIds, *, stream: Literal[False] = False, request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
         draft_token_ids: DraftTokenIds = (), speculation: bool | None = None,
-        determinism: Determinism = "required",
+        determinism: Determinism = "required", chunk_interval_ms: int = 0,
         timeout: float | None = None, **sampling: Unpack[SamplingOptions],
     ) -> Coroutine[Any, Any, list[Sample]]: ...  # fmt: skip
 
@@ -188,7 +188,7 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
         self, prompt_token_ids: TokenIds, *, stream: Literal[True], request_id: str = "",
         logprob_mode: LogprobMode = "processed", timeout_ms: int | None = None,
         draft_token_ids: DraftTokenIds = (), speculation: bool | None = None,
-        determinism: Determinism = "required",
+        determinism: Determinism = "required", chunk_interval_ms: int = 0,
         timeout: float | None = None, **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[Chunk | Sample, None]: ...  # fmt: skip
 
@@ -203,6 +203,7 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
         draft_token_ids=(),
         speculation=None,
         determinism="required",
+        chunk_interval_ms=0,
         timeout=None,
         **sampling,
     ):
@@ -224,6 +225,8 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
             requests from its samples.
           determinism: "none": a server with --speculation=fast_path may draw the tokens with numerics that do
             not promise equal bits.
+          chunk_interval_ms: with stream, the least milliseconds between two chunks of a sample. A client
+            that reads many streams gets fewer and larger chunks. The first token and the end come at once.
           timeout: after this many seconds the call ends with DeadlineExceededError and returns no tokens;
             None: no limit.
           **sampling: see SamplingOptions.
@@ -245,6 +248,7 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
             draft_token_ids,
             speculation,
             determinism,
+            chunk_interval_ms,
             sampling,
         )
         events = self._stream("Generate", request, timeout, calls.SampleAssembly().events)
