@@ -97,6 +97,8 @@ def check_command_line(model: str, scratch: Path) -> dict:
     versions = json.loads(say(isobit_command, "version", "--json"))
     doctor = json.loads(say(isobit_command, "doctor", model, "--json"))
     pair = say(isobit_command, "pair", model, "--once", "--max_tokens=8")
+    # Where it is ignored, as in a shell's background, the command would ignore it as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [
             isobit_command,
