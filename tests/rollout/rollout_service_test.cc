@@ -493,36 +493,25 @@ TEST_P(RolloutServiceTest, ReaderThatNeverReadsLosesItsCallAlone) {
   EXPECT_THAT(slow.status, StatusIs(StatusCode::kResourceExhausted, HasSubstr("too slow")));
 }
 
-TEST_P(RolloutServiceTest, FinalOnlyBringsEachSampleAtItsEnd) {
+TEST_P(RolloutServiceTest, FewerMessagesHaveTheSameTokens) {
   EngineOptions options = DefaultOptions();
   options.runner.num_pages = 16 * 32;
   StartServer(options);
   v1::GenerateRequest request = Bulky(MakeProto());
   const Generated streamed = Generate(request);
-  request.set_final_only(true);
-  const Generated whole = Generate(request);
-  ISOBIT_ASSERT_OK(whole.status);
-  EXPECT_EQ(whole.num_messages, 16u * 2) << "a chunk and an end for each sample";
-  ASSERT_EQ(whole.tokens.size(), 16u);
-  for (uint32_t i = 0; i < 16; ++i) {
-    EXPECT_EQ(whole.tokens.at(i).SerializeAsString(), streamed.tokens.at(i).SerializeAsString());
-  }
-}
-
-TEST_P(RolloutServiceTest, AnIntervalHoldsBackAllButTheFirstTokenAndTheEnd) {
-  EngineOptions options = DefaultOptions();
-  options.runner.num_pages = 16 * 32;
-  StartServer(options);
-  v1::GenerateRequest request = Bulky(MakeProto());
-  const Generated streamed = Generate(request);
+  const auto generate = [&] {
+    const Generated fewer = Generate(request);
+    ISOBIT_EXPECT_OK(fewer.status);
+    EXPECT_EQ(fewer.tokens.size(), 16u);
+    for (const auto& [sample, tokens] : fewer.tokens) {
+      EXPECT_EQ(tokens.SerializeAsString(), streamed.tokens.at(sample).SerializeAsString());
+    }
+    return fewer.num_messages;
+  };
   request.set_chunk_interval_ms(3'600'000);
-  const Generated paced = Generate(request);
-  ISOBIT_ASSERT_OK(paced.status);
-  EXPECT_EQ(paced.num_messages, 16u * 3) << "the first token, the rest, and an end for each sample";
-  ASSERT_EQ(paced.tokens.size(), 16u);
-  for (uint32_t i = 0; i < 16; ++i) {
-    EXPECT_EQ(paced.tokens.at(i).SerializeAsString(), streamed.tokens.at(i).SerializeAsString());
-  }
+  EXPECT_LE(generate(), 16u * 3) << "the first token, the rest, and an end for each sample";
+  request.set_final_only(true);
+  EXPECT_EQ(generate(), 16u * 2) << "a chunk and an end for each sample";
 }
 
 TEST_P(RolloutServiceTest, FinalOnlyMayHoldBackMoreThanASlowReader) {
