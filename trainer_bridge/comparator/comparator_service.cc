@@ -167,6 +167,7 @@ void ComparatorService::StartShadow(double fraction) {
 ComparatorService::~ComparatorService() {
   if (shadow_ != nullptr) shadow_->Stop();
   if (side_watch_ != nullptr) side_watch_->Stop();
+  if (recording_ != nullptr) recording_->End();
 }
 
 void ComparatorService::BeginDrain() {

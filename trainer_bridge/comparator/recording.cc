@@ -63,7 +63,9 @@ absl::StatusOr<std::unique_ptr<Recording>> Recording::Open(const RecordingOption
   return recording;
 }
 
-Recording::~Recording() {
+Recording::~Recording() { End(); }
+
+void Recording::End() {
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
@@ -86,6 +88,7 @@ void Recording::Add(v1::TappedSample sample) {
   if (!IsRecordable(sample)) return metrics_.skipped.Increment();
   const std::lock_guard lock(mutex_);
   const size_t bytes = sample.ByteSizeLong();
+  if (ends_) return metrics_.dropped.Increment();
   const bool is_full = queued_bytes_ + bytes > options_.max_queued_bytes;
   if (is_full != std::exchange(is_full_, is_full) && is_full) {
     ISOBIT_LOG(Warning) << "recording: samples are dropped, as " << options_.path

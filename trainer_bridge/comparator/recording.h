@@ -46,10 +46,14 @@ class Recording {
                                                          const RecordingMetrics& metrics);
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  ~Recording();  // writes waiting samples, and the seal
+  ~Recording();  // calls End
 
-  // Never waits for the disk.
+  // Never waits for the disk. After End a sample is dropped.
   void Add(v1::TappedSample sample);
+
+  // Writes waiting samples and the seal, and closes the file. A program calls it before it ends:
+  // calls that still hold the recording may outlive its last thread.
+  void End();
 
  private:
   Recording(const RecordingOptions& options, const RecordingMetrics& metrics)

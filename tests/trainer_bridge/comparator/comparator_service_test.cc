@@ -4,6 +4,7 @@
 #include <grpcpp/client_context.h>
 
 #include <chrono>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/metric_value.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
 #include "tests/trainer_bridge/comparator/fake_upstreams.h"
 
 namespace isobit {
@@ -98,6 +100,34 @@ TEST_F(ComparatorServiceTest, RecordComparesWhatItIsGiven) {
   }
   EXPECT_EQ(MetricValue(*metrics_, "isobit_logprob_ulp_max"),
             summary.statistics().max_ulp_distance());
+}
+
+// A finished Compare call lives on until the scorer's stream ends, which may be after main returns.
+TEST_F(ComparatorServiceTest, ARecordingIsSealedThoughAnUpstreamLingers) {
+  const testing_support::TempDir dir;
+  const std::string path = dir.File("run.jsonl");
+  scorer_.linger = true;
+  {
+    ComparatorService comparator(
+        std::make_shared<Upstreams>(rollout_server_.address(), scorer_server_.address()),
+        {.total = 1 << 30}, CallGate::Create(), metrics_);
+    ISOBIT_ASSERT_OK(comparator.StartRecording({.path = path}));
+    const FakeServer server(&comparator, v1::ComparatorService::service_full_name());
+    const auto stub = v1::ComparatorService::NewStub(MakeChannel(server.address()));
+    v1::CompareRequest request;
+    request.add_prompts()->add_token_ids(7);
+    request.mutable_sampling()->set_max_tokens(2);
+    grpc::ClientContext context;
+    const auto events = stub->Compare(&context, request);
+    for (v1::CompareEvent event; events->Read(&event);) {
+    }
+    ISOBIT_ASSERT_OK(FromGrpcStatus(events->Finish()));
+  }
+  std::ifstream file(path);
+  std::string sample, seal;
+  ASSERT_TRUE(std::getline(file, sample) && std::getline(file, seal)) << "no seal";
+  EXPECT_THAT(seal, HasSubstr("\"samples\""));
+  EXPECT_EQ(scorer_.num_cancelled, 0) << "the scorer's stream is open";
 }
 
 TEST_F(ComparatorServiceTest, ALogprobThatNoTokenIsDrawnWithIsAVerdictOfItsOwn) {

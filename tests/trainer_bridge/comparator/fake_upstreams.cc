@@ -99,7 +99,7 @@ grpc::ServerWriteReactor<v1::ScoreResponse>* FakeScorer::Score(grpc::CallbackSer
     if (mutate) mutate(response);
     writer->Write(std::move(response));
   }
-  writer->Finish(absl::OkStatus());
+  if (!linger) writer->Finish(absl::OkStatus());
   return writer.get();
 }
 

@@ -59,6 +59,7 @@ class FakeScorer final : public v1::ScorerService::CallbackService {
   absl::Status failure;                            // Score ends with it at once, unless OK
   bool hang = false;                               // Score never ends
   bool hang_first = false;                         // the first Score never ends
+  bool linger = false;                             // Score sends its results and never ends
   std::atomic<int> num_scores{0};
   std::atomic<int> num_cancelled{0};
 };

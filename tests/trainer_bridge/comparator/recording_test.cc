@@ -134,6 +134,16 @@ TEST_F(RecordingTest, TheSealIsChainedToTheLastLine) {
   EXPECT_EQ(nlohmann::json::parse(seal)["samples"], 1);
 }
 
+TEST_F(RecordingTest, TheEndSealsTheFileThoughOthersHoldTheRecording) {
+  const auto recording = Open({.path = path_});
+  recording->Add(Sample(1));
+  recording->End();
+  EXPECT_EQ(SealOf(path_), 1);
+  recording->Add(Sample(2));
+  EXPECT_EQ(Count("dropped"), 1);
+  EXPECT_EQ(TokensIn(path_), std::vector<uint32_t>({1}));
+}
+
 TEST_F(RecordingTest, AFileThatSomebodyRecordsToIsRefused) {
   {
     const auto first = Open({.path = path_});
