@@ -7,7 +7,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/ops.h"
+#include "kernels/contract/portable.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit {
 

@@ -1,5 +1,5 @@
 // Where a rank computes: its memory, and the order in which copies and ops run there (on a GPU, a
-// stream). Not here: what is computed (ops.h).
+// stream). Not here: what is computed (backend.h).
 #ifndef ISOBIT_KERNELS_DEVICE_H_
 #define ISOBIT_KERNELS_DEVICE_H_
 

@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "common/parallel/weight_senders.h"
 #include "kernels/device.h"
-#include "kernels/linear_shape.h"
-#include "kernels/stored_weights.h"
+#include "kernels/ops/linear_shape.h"
+#include "kernels/ops/stored_weights.h"
 #include "kernels/weight_packer.h"
 
 namespace isobit {

@@ -21,15 +21,15 @@ absl::Status GatherAllReduce::Norm(const void* partial, const RmsNormArgs& norm)
   std::transform(sent.begin(), sent.end(), partials,
                  [](const void* p) { return static_cast<const float*>(p); });
   auto* const sum = reinterpret_cast<float*>(sum_.get());
-  ISOBIT_RETURN_IF_ERROR(ops_.Reduce({.partials = partials,
-                                      .num_ranks = comm_.size(),
-                                      .begin = 0,
-                                      .end = elements,
-                                      .count = elements,
-                                      .out = sum}));
+  ISOBIT_RETURN_IF_ERROR(ops_.Run(ReduceArgs{.partials = partials,
+                                             .num_ranks = comm_.size(),
+                                             .begin = 0,
+                                             .end = elements,
+                                             .count = elements,
+                                             .out = sum}));
   RmsNormArgs summed = norm;
   summed.sum = sum;
-  return ops_.RmsNorm(summed);
+  return ops_.Run(summed);
 }
 
 absl::Status GatherAllReduce::Send(int half, const float* partial, int64_t /*rows*/) {

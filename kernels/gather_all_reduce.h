@@ -8,6 +8,7 @@
 
 #include "common/parallel/communicator.h"
 #include "kernels/all_reduce.h"
+#include "kernels/backend.h"
 
 namespace isobit {
 
@@ -16,7 +17,7 @@ class GatherAllReduce final : public AllReduce, private OverlappedSum {
   // `ops` and `comm` outlive the object; comm's Gather must not copy. Steps of at least
   // overlap_rows rows are computed in halves. That saves no time here, but tests the order of the
   // caller's calls.
-  explicit GatherAllReduce(Ops& ops, Communicator& comm,
+  explicit GatherAllReduce(Backend& ops, Communicator& comm,
                            int64_t overlap_rows = std::numeric_limits<int64_t>::max())
       : ops_(ops), comm_(comm), overlap_rows_(overlap_rows) {}
 
@@ -30,7 +31,7 @@ class GatherAllReduce final : public AllReduce, private OverlappedSum {
   absl::Status Sum(int half, const RmsNormArgs& norm) override;
   absl::StatusOr<const Bf16*> Receive(int half) override { return rows_[half]; }
 
-  Ops& ops_;
+  Backend& ops_;
   Communicator& comm_;
   const int64_t overlap_rows_;
   const float* sent_[2] = {};  // partial sums of a half, until they are added

@@ -7,24 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/ops/sequences.h"
 
 namespace isobit {
-
-// Consecutive rows of a batch that are consecutive positions of one sequence: a whole prompt, or
-// one or more tokens that follow those in the KV cache.
-struct SequenceRows {
-  int64_t first_row = 0;
-  int64_t num_rows = 0;
-  int64_t first_position = 0;
-  const int32_t* pages = nullptr;  // page numbers for positions [0, first_position + num_rows)
-};
-
-// The sequences of an uploaded step. They cover the step's rows in order.
-struct DeviceSequences;  // kernels/cuda/sequences.h
-struct SequenceTable {
-  absl::Span<const SequenceRows> host;
-  const DeviceSequences* device = nullptr;  // the CUDA backend's own copy; null elsewhere
-};
 
 // A step whose tables have been uploaded.
 struct UploadedStep {

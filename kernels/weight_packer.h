@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/linear_shape.h"
+#include "kernels/ops/linear_shape.h"
 
 namespace isobit {
 
@@ -27,12 +27,6 @@ class WeightPacker {
   // that needs equal bytes for equal weights must set it to zeros first.
   virtual void Pack(const LinearShape& shape, const Bf16* w, int64_t ldw,
                     std::byte* packed) const = 0;
-};
-
-// A packed weight matrix.
-struct LinearWeight {
-  LinearShape shape;
-  const std::byte* packed = nullptr;  // PackedBytes(shape) bytes, 128-byte aligned
 };
 
 }  // namespace isobit

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kernels/ops.h"
+#include "kernels/ops/paged_kv.h"
 #include "rollout/prefix_tree.h"
 
 namespace isobit {

@@ -15,7 +15,7 @@
 #include "common/checkpoint/opened_model.h"
 #include "common/config/sampling_params.h"
 #include "kernels/model/sampling.h"
-#include "kernels/ops.h"
+#include "kernels/ops/log_probs.h"
 #include "rollout/drafter.h"
 #include "rollout/kv_pages.h"
 

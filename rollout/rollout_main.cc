@@ -56,7 +56,7 @@ absl::StatusOr<int> Serve(const RolloutSettings& settings) {
   ISOBIT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Engine> engine,
       MakeEngine(settings, directory, [&](const absl::Status& failure) { fails->Fail(failure); }));
-  const bool on_gpus = settings.backend.backend == Backend::kCuda;
+  const bool on_gpus = settings.backend.backend == BackendKind::kCuda;
   RolloutService service(
       *engine, settings.limits, settings.server.security.gate, settings.server.metrics,
       settings.weight_stream,

@@ -14,7 +14,7 @@
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
 #include "common/rpc/server_flags.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/runtime/cuda_backend.h"
 #include "kernels/runtime/host_executor.h"
@@ -195,7 +195,7 @@ absl::StatusOr<InjectedFault> FaultFromFlags(const BackendSettings& backend, int
                                                    "\", expected RANK:STEP, with RANK from 0 to ",
                                                    num_ranks - 1));
   }
-  if (backend.backend == Backend::kCuda) {
+  if (backend.backend == BackendKind::kCuda) {
     fault.device = backend.devices[static_cast<size_t>(fault.rank)];
   }
   return fault;
@@ -205,7 +205,7 @@ absl::StatusOr<InjectedFault> FaultFromFlags(const BackendSettings& backend, int
 absl::Status ChooseLimits(const RolloutSettings& settings, const ModelConfig& config,
                           SchedulerLimits& limits) {
   DefaultLimits defaults = {.max_running = kCpuRunning, .max_batch_tokens = kCpuBatchTokens};
-  if (settings.backend.backend == Backend::kCuda) {
+  if (settings.backend.backend == BackendKind::kCuda) {
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const int device : settings.backend.devices) {
       ISOBIT_ASSIGN_OR_RETURN(const int64_t free, FreeGpuBytes(device));
@@ -246,17 +246,17 @@ absl::Status FitFastPath(SchedulerLimits& limits) {
 }
 
 absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
-  if (settings.backend.backend == Backend::kCpu) {
+  if (settings.backend.backend == BackendKind::kCpu) {
     CpuOptions cpu = settings.backend.cpu;
     cpu.mode = settings.engine.runner.mode;
     MakeHostOps make_fast_ops;
     if (settings.engine.scheduler.fast_path.is_on()) {
       make_fast_ops = [fast = cpu]() mutable {
         fast.mode = kFastPathMode;
-        return MakeCpuOps(fast);
+        return MakeCpuBackend(fast);
       };
     }
-    return MakeHostRank([cpu] { return MakeCpuOps(cpu); }, settings.kv_cache_bytes,
+    return MakeHostRank([cpu] { return MakeCpuBackend(cpu); }, settings.kv_cache_bytes,
                         std::move(make_fast_ops));
   }
   CudaRankOptions cuda = settings.cuda;
@@ -314,7 +314,7 @@ absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
   if (runner.max_positions == 0) runner.max_positions = context;
   runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
   ISOBIT_ASSIGN_OR_RETURN(runner.make_rank, ChooseRanks(settings));
-  if (settings.backend.backend == Backend::kCuda) {
+  if (settings.backend.backend == BackendKind::kCuda) {
     const auto bytes =
         static_cast<double>(NumParameters(Describe(config)) * sizeof(contract::Bf16));
     options.speculation.costs =

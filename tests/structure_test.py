@@ -265,11 +265,11 @@ class ControlTest(unittest.TestCase):
             ("kernels/cuda/linear/a.cu", "<cublas_v2.h>"),
             ("kernels/cuda/rows/a.cu", '"kernels/cuda/collective/all_reduce.h"'),
             ("kernels/cuda/attention/a.cu", '"kernels/model/weights.h"'),
-            ("common/base/a.h", '"kernels/ops.h"'),
+            ("common/base/a.h", '"kernels/backend.h"'),
             ("rollout/a.cc", '"trainer_bridge/scorer/scorer.h"'),
             ("rollout/a.cc", "<cuda_runtime.h>"),
             ("common/config/a.cc", "<prometheus/counter.h>"),
-            ("trainer_bridge/comparator/a.cc", '"kernels/ops.h"'),
+            ("trainer_bridge/comparator/a.cc", '"kernels/backend.h"'),
         ]
         for name, included in cases:
             with self.subTest(file=name, included=included):

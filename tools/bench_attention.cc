@@ -17,6 +17,7 @@
 #include "common/base/status_macros.h"
 #include "kernels/contract/attention.h"
 #include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/sequences.h"
 #include "tools/bench_gpu.h"
 #include "tools/bench_harness.h"

@@ -19,7 +19,7 @@
 #include "common/config/flags.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/portable.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/mma_panel.h"
 #include "kernels/cpu/thread_pool.h"
 #include "tools/fma_baseline.h"
@@ -48,7 +48,7 @@ double TargetOf(cpu::Isa isa) {
 // Operands of one shape: normal data, the weight packed both ways.
 class Operands {
  public:
-  Operands(const Ops& ops, const Shape& shape, int64_t m) {
+  Operands(const Backend& ops, const Shape& shape, int64_t m) {
     std::mt19937_64 random(1);
     std::normal_distribution<float> normal;
     x_.resize(static_cast<size_t>(m * shape.k));
@@ -74,14 +74,14 @@ class Operands {
     }
   }
 
-  void RunOurs(Ops& ops, int64_t m) {
+  void RunOurs(Backend& ops, int64_t m) {
     const LinearShape& shape = weight_.shape;
-    const absl::Status status = ops.Linear({.x = x_.data(),
-                                            .ldx = shape.k,
-                                            .m = m,
-                                            .weight = weight_,
-                                            .fp32_out = y_.data(),
-                                            .ldy = shape.n});
+    const absl::Status status = ops.Run(LinearArgs{.x = x_.data(),
+                                                   .ldx = shape.k,
+                                                   .m = m,
+                                                   .weight = weight_,
+                                                   .fp32_out = y_.data(),
+                                                   .ldy = shape.n});
     ISOBIT_CHECK(status.ok()) << status.ToString();
   }
 
@@ -131,7 +131,7 @@ double BestRate(double macs, double seconds, const Body& body) {
 }
 
 void PrintTable(cpu::Isa isa, int threads, double seconds) {
-  const std::unique_ptr<Ops> ops = MakeCpuOps({.isa = isa, .num_threads = threads});
+  const std::unique_ptr<Backend> ops = MakeCpuBackend({.isa = isa, .num_threads = threads});
   cpu::ThreadPool pool(threads);
   const double target = TargetOf(isa) * threads;
   std::printf("\n%s, %d thread%s: Linear in GMAC/s\n", ops->name(), threads,

@@ -81,7 +81,7 @@ const char* NameOf(Output output) {
 absl::StatusOr<Case> Measure(Harness& harness, const Calls& calls) {
   const Layer& layer = calls.layer;
   const auto ours = [&](int64_t i, const cuda::Stream& stream) {
-    return cuda::LaunchLinear(calls.Args(i, layer.output), stream);
+    return cuda::Run(calls.Args(i, layer.output), stream);
   };
   std::vector<Contender> contenders = {calls.Cublas(harness, BaselineOutput(layer)),
                                        {.dependent = true, .call = ours},

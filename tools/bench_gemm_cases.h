@@ -8,7 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/ops.h"
+#include "kernels/ops/linear_shape.h"
+#include "kernels/ops/linear.h"
 #include "tools/bench_harness.h"
 
 namespace isobit::bench {

@@ -77,7 +77,7 @@ class Problem {
   }
 
   absl::Status Forward(const cuda::Stream& stream) const {
-    return cuda::LaunchTrainingAttention(args_.forward, stream);
+    return cuda::Run(args_.forward, stream);
   }
   absl::Status Backward(const cuda::Stream& stream) const {
     return cuda::LaunchAttentionGradient(args_, workspace_, stream);

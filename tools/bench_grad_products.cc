@@ -16,6 +16,7 @@
 #include "kernels/cuda/linear/input_gradient.h"
 #include "kernels/cuda/linear/stacked_linear.h"
 #include "kernels/cuda/linear/weight_gradient.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/vanilla/cublas_products.h"
 #include "tools/bench_grad.h"
 #include "tools/bench_report.h"
@@ -258,7 +259,7 @@ absl::Status MeasureLayer(Harness& harness, CublasProducts& cublas, const Layer&
   const std::vector<Ours> forward =
       Contenders("forward", products.ForwardTiles(), [&](Tile tile, const cuda::Stream& stream) {
         const StackedLinearArgs args = products.ForwardArgs();
-        return tile == nullptr ? cuda::LaunchStackedLinear(args, stream)
+        return tile == nullptr ? cuda::Run(args, stream)
                                : cuda::LaunchStackedLinearAs(*tile, args, stream);
       });
   ISOBIT_RETURN_IF_ERROR(RaceProduct(harness, cublas, layer,
@@ -267,7 +268,7 @@ absl::Status MeasureLayer(Harness& harness, CublasProducts& cublas, const Layer&
   const std::vector<Ours> input =
       Contenders("dX", cuda::kInputGradientTiles, [&](Tile tile, const cuda::Stream& stream) {
         const InputGradientArgs args = products.InputArgs();
-        return tile == nullptr ? cuda::LaunchInputGradient(args, stream)
+        return tile == nullptr ? cuda::Run(args, stream)
                                : cuda::LaunchInputGradientAs(*tile, args, stream);
       });
   ISOBIT_RETURN_IF_ERROR(RaceProduct(harness, cublas, layer,
@@ -275,14 +276,17 @@ absl::Status MeasureLayer(Harness& harness, CublasProducts& cublas, const Layer&
                                      cases));
   for (const int64_t packs : kPacks) {
     const std::vector<int64_t> bounds = products.Packs(packs);
-    const std::vector<Ours> weight = Contenders(
-        absl::StrCat("dW ", packs, packs == 1 ? " pack" : " packs"), cuda::kWeightGradientTiles,
-        [&](Tile tile, const cuda::Stream& stream) {
-          const WeightGradientArgs args = products.WeightArgs(bounds);
-          std::byte* const workspace = buffers.workspace.get();
-          return tile == nullptr ? cuda::LaunchWeightGradient(args, workspace, stream)
-                                 : cuda::LaunchWeightGradientAs(*tile, args, workspace, stream);
-        });
+    const std::vector<Ours> weight =
+        Contenders(absl::StrCat("dW ", packs, packs == 1 ? " pack" : " packs"),
+                   cuda::kWeightGradientTiles, [&](Tile tile, const cuda::Stream& stream) {
+                     const WeightGradientArgs args = products.WeightArgs(bounds);
+                     std::byte* const workspace = buffers.workspace.get();
+                     if (tile != nullptr) {
+                       return cuda::LaunchWeightGradientAs(*tile, args, workspace, stream);
+                     }
+                     const cuda::Scratch scratch = [&](size_t) { return workspace; };
+                     return cuda::Run(args, {stream.handle, stream.dependent, &scratch});
+                   });
     ISOBIT_RETURN_IF_ERROR(RaceProduct(harness, cublas, layer,
                                        products.Cublas(Product::kWeightGradient, false), true,
                                        weight, cases));
@@ -304,9 +308,10 @@ absl::StatusOr<Buffers> AllocateBuffers(const std::vector<Layer>& layers) {
     for (const int64_t packs : kPacks) {
       const std::vector<int64_t> bounds = products.Packs(packs);
       const WeightGradientArgs args = products.WeightArgs(bounds);
-      workspace = std::max(workspace, cuda::WeightGradientWorkspaceBytes(args));
-      for (const ProductSchedule& tile : cuda::kWeightGradientTiles) {
-        workspace = std::max(workspace, cuda::WorkspaceBytesAs(tile, args));
+      for (ProductSchedule tile : cuda::kWeightGradientTiles) {
+        for (tile.split = 1; tile.split <= packs; tile.split *= 2) {
+          workspace = std::max(workspace, cuda::WorkspaceBytesAs(tile, args));
+        }
       }
     }
   }

@@ -16,9 +16,16 @@
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
-#include "kernels/cuda/log_probs/training.h"
-#include "kernels/cuda/rows/gradients.h"
-#include "kernels/cuda/rows/optimizer.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/embedding.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/log_probs.h"
+#include "kernels/ops/losses.h"
+#include "kernels/ops/optimizer.h"
+#include "kernels/ops/packs.h"
+#include "kernels/ops/qkv.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/ops/swiglu.h"
 #include "tools/bench_grad.h"
 #include "tools/bench_report.h"
 
@@ -72,17 +79,31 @@ struct Op {
   }
 };
 
+// A call whose scratch is allocated here, by a first call.
+template <typename Args>
+absl::StatusOr<std::function<absl::Status(const cuda::Stream&)>> WithScratch(const Args& args) {
+  const auto memory = std::make_shared<DeviceMemory>();
+  const auto scratch =
+      std::make_shared<cuda::Scratch>([memory](size_t bytes) -> absl::StatusOr<std::byte*> {
+        if (*memory == nullptr) {
+          ISOBIT_ASSIGN_OR_RETURN(*memory, AllocateDevice(bytes));
+        }
+        return memory->get();
+      });
+  const auto call = [args, scratch](cuda::Stream stream) {
+    stream.scratch = scratch.get();
+    return cuda::Run(args, stream);
+  };
+  ISOBIT_RETURN_IF_ERROR(call({nullptr, false}));
+  return call;
+}
+
 absl::StatusOr<Op> ColumnSumsOp() {
   Op op{.name = "column sums (bias of qkv)", .bytes = 2.0 * kRows * kQkv, .target = kTarget};
   ColumnSumsArgs args = {.ldx = kQkv, .columns = kQkv, .packs = kEightPacks};
   ISOBIT_ASSIGN_OR_RETURN(args.x, op.Add<Bf16>(kRows * kQkv, 1.0f));
   ISOBIT_ASSIGN_OR_RETURN(args.out, op.Add<float>(kQkv));
-  ISOBIT_ASSIGN_OR_RETURN(
-      std::byte* const workspace,
-      op.Add<std::byte>(static_cast<int64_t>(cuda::ColumnSumsWorkspaceBytes(args))));
-  op.call = [args, workspace](const cuda::Stream& stream) {
-    return cuda::LaunchColumnSums(args, workspace, stream);
-  };
+  ISOBIT_ASSIGN_OR_RETURN(op.call, WithScratch(args));
   return op;
 }
 
@@ -96,12 +117,7 @@ absl::StatusOr<Op> NormOp(PackBounds packs) {
   ISOBIT_ASSIGN_OR_RETURN(args.dy, op.Add<Bf16>(kRows * kHidden, 1.0f));
   ISOBIT_ASSIGN_OR_RETURN(args.dx, op.Add<Bf16>(kRows * kHidden));
   ISOBIT_ASSIGN_OR_RETURN(args.dw, op.Add<float>(kHidden));
-  ISOBIT_ASSIGN_OR_RETURN(
-      std::byte* const workspace,
-      op.Add<std::byte>(static_cast<int64_t>(cuda::RmsNormGradientWorkspaceBytes(args))));
-  op.call = [args, workspace](const cuda::Stream& stream) {
-    return cuda::LaunchRmsNormGradient(args, workspace, stream);
-  };
+  ISOBIT_ASSIGN_OR_RETURN(op.call, WithScratch(args));
   return op;
 }
 
@@ -111,7 +127,7 @@ absl::StatusOr<Op> SwiGluOp() {
   ISOBIT_ASSIGN_OR_RETURN(args.gate_up, op.Add<Bf16>(2 * kRows * kIntermediate, 1.0f));
   ISOBIT_ASSIGN_OR_RETURN(args.ds, op.Add<Bf16>(kRows * kIntermediate, 1.0f));
   ISOBIT_ASSIGN_OR_RETURN(args.dgate_up, op.Add<Bf16>(2 * kRows * kIntermediate));
-  op.call = [args](const cuda::Stream& stream) { return cuda::LaunchSwiGluGradient(args, stream); };
+  op.call = [args](const cuda::Stream& stream) { return cuda::Run(args, stream); };
   return op;
 }
 
@@ -138,7 +154,7 @@ absl::StatusOr<TrainingQkvArgs> AddHeads(bool norms, Op* op) {
 absl::StatusOr<Op> QkvOp() {
   Op op{.name = "q/k norm + RoPE", .bytes = 4.0 * kRows * kQkv, .target = kTarget};
   ISOBIT_ASSIGN_OR_RETURN(const TrainingQkvArgs args, AddHeads(true, &op));
-  op.call = [args](const cuda::Stream& stream) { return cuda::LaunchTrainingQkv(args, stream); };
+  op.call = [args](const cuda::Stream& stream) { return cuda::Run(args, stream); };
   return op;
 }
 
@@ -158,12 +174,7 @@ absl::StatusOr<Op> QkvGradientOp(bool norms) {
     ISOBIT_ASSIGN_OR_RETURN(args.dq_norm, op.Add<float>(kHeadDim));
     ISOBIT_ASSIGN_OR_RETURN(args.dk_norm, op.Add<float>(kHeadDim));
   }
-  const auto bytes = static_cast<int64_t>(cuda::QkvGradientWorkspaceBytes(args));
-  ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace,
-                          op.Add<std::byte>(std::max<int64_t>(bytes, 1)));
-  op.call = [args, workspace](const cuda::Stream& stream) {
-    return cuda::LaunchQkvGradient(args, workspace, stream);
-  };
+  ISOBIT_ASSIGN_OR_RETURN(op.call, WithScratch(args));
   return op;
 }
 
@@ -198,9 +209,7 @@ absl::StatusOr<Op> EmbeddingOp() {
   ISOBIT_ASSIGN_OR_RETURN(args.table.starts, op.AddCopy(starts));
   ISOBIT_ASSIGN_OR_RETURN(args.table.rows, op.AddCopy(rows));
   ISOBIT_ASSIGN_OR_RETURN(args.dtable, op.Add<float>(kVocab * kHidden));
-  op.call = [args](const cuda::Stream& stream) {
-    return cuda::LaunchEmbeddingGradient(args, stream);
-  };
+  op.call = [args](const cuda::Stream& stream) { return cuda::Run(args, stream); };
   return op;
 }
 
@@ -236,12 +245,7 @@ absl::StatusOr<Op> LogProbOp(const Sampling& kind, bool gradient) {
   ISOBIT_ASSIGN_OR_RETURN(args.logprobs, op.Add<float>(kLogitRows));
   ISOBIT_ASSIGN_OR_RETURN(args.entropies, op.Add<float>(kLogitRows));
   ISOBIT_ASSIGN_OR_RETURN(args.state, op.Add<LogProbRow>(kLogitRows));
-  ISOBIT_ASSIGN_OR_RETURN(
-      std::byte* const workspace,
-      op.Add<std::byte>(static_cast<int64_t>(cuda::TrainingLogProbsWorkspaceBytes(args))));
-  op.call = [args, workspace](const cuda::Stream& stream) {
-    return cuda::LaunchTrainingLogProbs(args, workspace, stream);
-  };
+  ISOBIT_ASSIGN_OR_RETURN(op.call, WithScratch(args));
   if (!gradient) return op;
   ISOBIT_RETURN_IF_ERROR(op.call({nullptr, false}));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
@@ -254,9 +258,7 @@ absl::StatusOr<Op> LogProbOp(const Sampling& kind, bool gradient) {
   backward.state = args.state;
   ISOBIT_ASSIGN_OR_RETURN(backward.dlogprobs, op.Add<float>(kLogitRows, 1.0f));
   ISOBIT_ASSIGN_OR_RETURN(backward.dlogits, op.Add<Bf16>(kLogitRows * kVocab));
-  op.call = [backward](const cuda::Stream& stream) {
-    return cuda::LaunchLogProbGradient(backward, stream);
-  };
+  op.call = [backward](const cuda::Stream& stream) { return cuda::Run(backward, stream); };
   return op;
 }
 
@@ -269,7 +271,7 @@ absl::StatusOr<Op> PolicyLossOp() {
   }
   ISOBIT_ASSIGN_OR_RETURN(args.values, op.Add<float>(kRows));
   ISOBIT_ASSIGN_OR_RETURN(args.gradients, op.Add<float>(kRows));
-  op.call = [args](const cuda::Stream& stream) { return cuda::LaunchPolicyLoss(args, stream); };
+  op.call = [args](const cuda::Stream& stream) { return cuda::Run(args, stream); };
   return op;
 }
 
@@ -281,7 +283,7 @@ absl::StatusOr<Op> SquareSumsOp(int64_t columns, int64_t count) {
   SquareSumsArgs args = {.rows = rows, .columns = columns};
   ISOBIT_ASSIGN_OR_RETURN(args.x, op.Add<float>(count, 1.0f));
   ISOBIT_ASSIGN_OR_RETURN(args.sums, op.Add<double>(args.rows));
-  op.call = [args](const cuda::Stream& stream) { return cuda::LaunchSquareSums(args, stream); };
+  op.call = [args](const cuda::Stream& stream) { return cuda::Run(args, stream); };
   return op;
 }
 
@@ -291,12 +293,7 @@ absl::StatusOr<Op> TreeSum64Op(int64_t count) {
   TreeSum64Args args = {.count = count};
   ISOBIT_ASSIGN_OR_RETURN(args.x, op.Add<double>(count));
   ISOBIT_ASSIGN_OR_RETURN(args.sum, op.Add<double>(1));
-  const auto bytes = static_cast<int64_t>(cuda::TreeSum64WorkspaceBytes(args));
-  ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace,
-                          op.Add<std::byte>(std::max<int64_t>(bytes, 1)));
-  op.call = [args, workspace](const cuda::Stream& stream) {
-    return cuda::LaunchTreeSum64(args, workspace, stream);
-  };
+  ISOBIT_ASSIGN_OR_RETURN(op.call, WithScratch(args));
   return op;
 }
 
@@ -316,7 +313,7 @@ absl::StatusOr<Op> AdamWOp() {
   ISOBIT_ASSIGN_OR_RETURN(args.v, op.Add<float>(kParameters));
   ISOBIT_ASSIGN_OR_RETURN(args.gradient, op.Add<float>(kParameters, 1.0f));
   ISOBIT_ASSIGN_OR_RETURN(args.working, op.Add<Bf16>(kParameters));
-  op.call = [args](const cuda::Stream& stream) { return cuda::LaunchAdamW(args, stream); };
+  op.call = [args](const cuda::Stream& stream) { return cuda::Run(args, stream); };
   return op;
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
+#include "kernels/cuda/device/ops.h"
 #include "tools/bench_gpu.h"
 
 namespace isobit::bench {

@@ -19,7 +19,7 @@
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
 #include "common/metrics/metrics.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/runtime/host_executor.h"
 #include "rollout/generation_metrics.h"
 #include "rollout/rollout_metrics.h"
@@ -164,7 +164,7 @@ absl::StatusOr<double> StepOfModel(const ModelConfig& config, const std::string&
   options.runner = {.tensor_parallel_size = 1,
                     .num_pages = static_cast<int32_t>(running) * 16,
                     .max_positions = 256,
-                    .make_rank = MakeHostRank([] { return MakeCpuOps({}); })};
+                    .make_rank = MakeHostRank([] { return MakeCpuBackend({}); })};
   options.scheduler = {
       .max_running = running,
       .max_batch_tokens = std::max<int64_t>(256, 32 * static_cast<int64_t>(running))};

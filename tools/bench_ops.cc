@@ -15,6 +15,7 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/log_probs/log_probs.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/sequences.h"
 #include "tools/bench_gpu.h"
@@ -124,14 +125,14 @@ std::vector<Op> RowOps(const Operands& o, int64_t rows) {
   const double target = rows == std::end(kRows)[-1] ? kTarget : 0;
   constexpr int64_t kQkv = int64_t{kHeads + 2 * kKvHeads} * kHeadDim;
   const auto norm = [&o, rows](int64_t set, const float* sum, const cuda::Stream& stream) {
-    return cuda::LaunchRmsNorm({.residual = o.Input(set, rows * kHidden),
-                                .sum = sum,
-                                .weight = o.norm(),
-                                .out = o.Output<Bf16>(set, rows * kHidden),
-                                .rows = rows,
-                                .hidden = kHidden,
-                                .eps = 1e-6f},
-                               stream);
+    return cuda::Run(RmsNormArgs{.residual = o.Input(set, rows * kHidden),
+                                 .sum = sum,
+                                 .weight = o.norm(),
+                                 .out = o.Output<Bf16>(set, rows * kHidden),
+                                 .rows = rows,
+                                 .hidden = kHidden,
+                                 .eps = 1e-6f},
+                     stream);
   };
   return {
       {"RMSNorm", rows, n * kHidden * 4, target,
@@ -143,33 +144,33 @@ std::vector<Op> RowOps(const Operands& o, int64_t rows) {
       {"q/k norm + RoPE + KV", rows, n * (kQkv * 2 + (kHeads + 2 * kKvHeads) * kHeadDim * 2.0),
        target,
        [&o, rows](int64_t set, const cuda::Stream& stream) {
-         return cuda::LaunchQkv({.qkv = o.Input(set, rows * kQkv),
-                                 .ld = kQkv,
-                                 .heads = kHeads,
-                                 .q_norm = o.norm(),
-                                 .k_norm = o.norm(),
-                                 .eps = 1e-6f,
-                                 .cosine = o.table(),
-                                 .sine = o.table(),
-                                 .sequences = {.host = {}, .device = &o.upload(rows).device()},
-                                 .kv = o.kv()},
-                                stream);
+         return cuda::Run(QkvArgs{.qkv = o.Input(set, rows * kQkv),
+                                  .ld = kQkv,
+                                  .heads = kHeads,
+                                  .q_norm = o.norm(),
+                                  .k_norm = o.norm(),
+                                  .eps = 1e-6f,
+                                  .cosine = o.table(),
+                                  .sine = o.table(),
+                                  .sequences = {.host = {}, .device = &o.upload(rows).device()},
+                                  .kv = o.kv()},
+                          stream);
        }},
       {"SwiGLU", rows, n * kIntermediate * 6, target,
        [&o, rows](int64_t set, const cuda::Stream& stream) {
-         return cuda::LaunchSwiGlu({.gate_up = o.Input(set, rows * 2 * kIntermediate),
-                                    .out = o.Output<Bf16>(set, rows * kIntermediate),
-                                    .rows = rows,
-                                    .columns = kIntermediate},
-                                   stream);
+         return cuda::Run(SwiGluArgs{.gate_up = o.Input(set, rows * 2 * kIntermediate),
+                                     .out = o.Output<Bf16>(set, rows * kIntermediate),
+                                     .rows = rows,
+                                     .columns = kIntermediate},
+                          stream);
        }},
       {"embedding", rows, n * kHidden * 4, 0, [&o, rows](int64_t set, const cuda::Stream& stream) {
-         return cuda::LaunchEmbedding({.ids = o.upload(rows).ids(),
-                                       .rows = rows,
-                                       .table = o.Input(0, kVocab * kHidden),
-                                       .hidden = kHidden,
-                                       .out = o.Output<Bf16>(set, rows * kHidden)},
-                                      stream);
+         return cuda::Run(EmbeddingArgs{.ids = o.upload(rows).ids(),
+                                        .rows = rows,
+                                        .table = o.Input(0, kVocab * kHidden),
+                                        .hidden = kHidden,
+                                        .out = o.Output<Bf16>(set, rows * kHidden)},
+                          stream);
        }}};
 }
 

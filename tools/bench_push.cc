@@ -18,6 +18,7 @@
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/linear/schedule.h"
+#include "kernels/cuda/device/ops.h"
 #include "tools/bench_gpu.h"
 #include "tools/bench_harness.h"
 #include "tools/bench_report.h"
@@ -87,7 +88,7 @@ class LayerAndSum {
           .fp32_out = partial,
           .ldy = kHidden,
           .push = push};
-      ISOBIT_RETURN_IF_ERROR(cuda::LaunchLinear(args, streams[index]));
+      ISOBIT_RETURN_IF_ERROR(cuda::Run(args, streams[index]));
       return ends[index]->Norm(push != nullptr ? nullptr : partial,
                                {.residual = reinterpret_cast<Bf16*>(rank.residual.get()),
                                 .weight = reinterpret_cast<const Bf16*>(rank.norm_weight.get()),

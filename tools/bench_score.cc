@@ -19,7 +19,7 @@
 #include "common/base/digest.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
-#include "kernels/cuda/make_cuda_ops.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/model/rank_shape.h"
 #include "kernels/runtime/cuda_backend.h"
 #include "tools/bench_gpu.h"
@@ -132,7 +132,7 @@ struct Product {
   Memory w, x, y;
 };
 
-absl::StatusOr<Product> MakeProduct(Ops& ops, LinearShape shape, int64_t m) {
+absl::StatusOr<Product> MakeProduct(Backend& ops, LinearShape shape, int64_t m) {
   shape.gated = false;
   Product product;
   product.shape = shape;
@@ -153,13 +153,13 @@ absl::StatusOr<Product> MakeProduct(Ops& ops, LinearShape shape, int64_t m) {
   return product;
 }
 
-absl::Status Launch(Ops& ops, const Product& product) {
-  return ops.Linear({.x = reinterpret_cast<const Bf16*>(product.x.get()),
-                     .ldx = product.shape.k,
-                     .m = product.m,
-                     .weight = {product.shape, product.w.get()},
-                     .bf16_out = reinterpret_cast<Bf16*>(product.y.get()),
-                     .ldy = product.shape.n});
+absl::Status Launch(Backend& ops, const Product& product) {
+  return ops.Run(LinearArgs{.x = reinterpret_cast<const Bf16*>(product.x.get()),
+                            .ldx = product.shape.k,
+                            .m = product.m,
+                            .weight = {product.shape, product.w.get()},
+                            .bf16_out = reinterpret_cast<Bf16*>(product.y.get()),
+                            .ldy = product.shape.n});
 }
 
 // Seconds that cuBLAS takes for the matrix products of one rank's pass. Repeats passes until the
@@ -167,8 +167,8 @@ absl::Status Launch(Ops& ops, const Product& product) {
 absl::StatusOr<double> CublasSeconds(const ModelConfig& config, int64_t head_rows,
                                      int64_t chunk_rows) {
   const int64_t rows = absl::GetFlag(FLAGS_score_tokens);
-  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<CudaOps> ops,
-                          MakeCudaOps({.mode = NumericsMode::kVanilla}));
+  ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<CudaBackend> ops,
+                          CudaBackend::Create({.mode = NumericsMode::kVanilla}));
   ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, 1));
   std::vector<Product> layer;
   const ModelPlan plan = Describe(config);

@@ -65,4 +65,10 @@ ISOBIT_HD Bf16 FloatToBf16(float x) {
 
 }  // namespace isobit::contract
 
+namespace isobit {
+
+using contract::Bf16;
+
+}  // namespace isobit
+
 #endif  // ISOBIT_KERNELS_CONTRACT_PORTABLE_H_

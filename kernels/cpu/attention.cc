@@ -2,12 +2,14 @@
 #include "kernels/cpu/attention.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "common/base/round_up.h"
 #include "kernels/contract/attention.h"
 #include "kernels/contract/constants.h"
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/row_functions.h"
+#include "kernels/cpu/context.h"
 
 namespace isobit::cpu {
 namespace {
@@ -68,12 +70,13 @@ void PoisonHead(int64_t head_dim, Bf16* k, Bf16* v) {
   std::fill_n(v, head_dim, Bf16{0});
 }
 
-void PrepareQkv(const QkvArgs& args, const RowKernels& rows, ThreadPool& pool) {
+absl::Status Run(const QkvArgs& args, Context& context) {
   for (const SequenceRows& sequence : args.sequences.host) {
-    pool.ParallelFor(sequence.num_rows, 16, [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; ++i) PrepareRow(args, sequence, i, rows);
+    context.pool.ParallelFor(sequence.num_rows, 16, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) PrepareRow(args, sequence, i, context.rows);
     });
   }
+  return absl::OkStatus();
 }
 
 // Shapes that every block of one call shares.
@@ -301,6 +304,39 @@ void AttentionOp::RunTile(const AttentionArgs& args, const Sizes& sizes, const B
         .k = key_steps_end,
         .c = acc,
         .ldc = sizes.v_dim});
+}
+
+absl::Status Run(const AttentionArgs& a, Context& context) {
+  context.attention.Run(a);
+  return absl::OkStatus();
+}
+
+// k and v are a cache with pages of one position, whose numbers are the rows.
+absl::Status Run(const TrainingAttentionArgs& a, Context& context) {
+  const int64_t width = int64_t{a.heads} * a.head_dim;
+  ClearOutside(a.sequences, a.rows, width, a.out);
+  std::vector<int32_t> pages(static_cast<size_t>(a.rows));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::vector<SequenceRows> sequences;
+  for (size_t i = 0; i + 1 < a.sequences.bounds.size(); ++i) {
+    const int64_t begin = a.sequences.bounds[i];
+    sequences.push_back({.first_row = begin,
+                         .num_rows = a.sequences.bounds[i + 1] - begin,
+                         .first_position = 0,
+                         .pages = pages.data() + begin});
+  }
+  context.attention.Run(
+      {.q = a.q,
+       .ldq = width,
+       .heads = a.heads,
+       .sequences = {.host = sequences},
+       .kv = {const_cast<Bf16*>(a.k), const_cast<Bf16*>(a.v), 1, a.kv_heads, a.head_dim},
+       .scale = a.scale,
+       .window = a.window,
+       .out = a.out,
+       .ldo = width},
+      a.log_sums, a.rows);
+  return absl::OkStatus();
 }
 
 }  // namespace isobit::cpu

@@ -12,7 +12,7 @@
 #include "kernels/cpu/mma_panel.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/ops.h"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cpu {
 
@@ -22,8 +22,6 @@ void PrepareHeads(const RowKernels& rows, int64_t count, int64_t head_dim, const
                   float eps, const float* cosine, const float* sine, Bf16* heads);
 // Sets k = NaN and v = +0, both [head_dim], if v has a value that is not finite (C6).
 void PoisonHead(int64_t head_dim, Bf16* k, Bf16* v);
-
-void PrepareQkv(const QkvArgs& args, const RowKernels& rows, ThreadPool& pool);
 
 class AttentionOp {
  public:

@@ -5,6 +5,9 @@
 
 #include "common/base/round_up.h"
 #include "kernels/contract/constants.h"
+#include "kernels/contract/vanilla.h"
+#include "kernels/cpu/context.h"
+#include "kernels/host_kernels.h"
 
 namespace isobit::cpu {
 namespace {
@@ -102,6 +105,41 @@ void LinearOp::Run(const LinearArgs& args, const PackedLayout& layout, const KSe
   product.fp32_out = args.fp32_out;
   product.ldy = args.ldy;
   product_.Run(product);
+}
+
+namespace {
+
+// Mode vanilla: the number of rows determines how K is split (contract/vanilla.h).
+absl::Status RunVanilla(const LinearArgs& a, Context& context) {
+  const PackedLayout layout(a.weight.shape);
+  const int64_t steps = layout.padded_k / contract::kMmaK;
+  KSegments splits;
+  splits.count = contract::VanillaSplits(a.m);
+  splits.sum = SegmentSum::kZeroChain;
+  splits.are_leaves = false;
+  for (int i = 0; i <= splits.count; ++i) {
+    splits.bounds[i] = i * steps / splits.count * contract::kMmaK;
+  }
+  context.linear.Run(a, layout, splits);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Run(const LinearArgs& a, Context& context) {
+  if (a.swiglu_out != nullptr) {
+    return LinearThenSwiGlu(
+        a, context.gate_up, [&](const LinearArgs& b) { return Run(b, context); },
+        [&](const SwiGluArgs& b) { return Run(b, context); });
+  }
+  if (context.mode == NumericsMode::kVanilla) return RunVanilla(a, context);
+  context.linear.Run(a);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const CopyPagesArgs& a, Context& /*context*/) {
+  CopyHostPages(a);
+  return absl::OkStatus();
 }
 
 }  // namespace isobit::cpu

@@ -10,7 +10,7 @@
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/cpu/segmented_product.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cpu {
 

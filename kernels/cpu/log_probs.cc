@@ -8,6 +8,7 @@
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/log_prob.h"
 #include "kernels/contract/sampling.h"
+#include "kernels/cpu/context.h"
 #include "kernels/cpu/top_tokens.h"
 
 namespace isobit::cpu {
@@ -286,7 +287,7 @@ void LogProbsOp::ForEachRow(int64_t rows, RunRow run) {
   });
 }
 
-void LogProbsOp::Run(const LogProbArgs& args) {
+void LogProbsOp::Run(const LogProbsArgs& args) {
   ForEachRow(args.num_rows, [&](int64_t i, Worker& worker) {
     worker.Run(rows_, args.logits + i * args.ld, args.vocab, args.requests[i], args.results[i]);
   });
@@ -298,6 +299,21 @@ void LogProbsOp::Run(const TrainingLogProbsArgs& args) {
 
 void LogProbsOp::Run(const LogProbGradientArgs& args) {
   ForEachRow(args.rows, [&](int64_t i, Worker& worker) { worker.Run(rows_, args, i); });
+}
+
+absl::Status Run(const LogProbsArgs& a, Context& context) {
+  context.log_probs.Run(a);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const TrainingLogProbsArgs& a, Context& context) {
+  context.log_probs.Run(a);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const LogProbGradientArgs& a, Context& context) {
+  context.log_probs.Run(a);
+  return absl::OkStatus();
 }
 
 }  // namespace isobit::cpu

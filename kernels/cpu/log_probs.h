@@ -9,8 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/ops.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit::cpu {
 
@@ -19,7 +18,7 @@ class LogProbsOp {
   LogProbsOp(const RowKernels& rows, ThreadPool& pool);
   ~LogProbsOp();
 
-  void Run(const LogProbArgs& args);
+  void Run(const LogProbsArgs& args);
   void Run(const TrainingLogProbsArgs& args);
   void Run(const LogProbGradientArgs& args);
 

@@ -7,6 +7,7 @@
 #include "common/base/round_up.h"
 #include "kernels/contract/constants.h"
 #include "kernels/contract/gradients.h"
+#include "kernels/cpu/context.h"
 
 namespace isobit::cpu {
 namespace {
@@ -282,6 +283,11 @@ void AttentionGradientOp::Run(const AttentionGradientArgs& a) {
                             static_cast<int32_t>(i % f.kv_heads));
                       }
                     });
+}
+
+absl::Status Run(const AttentionGradientArgs& a, Context& context) {
+  context.attention_gradient.Run(a);
+  return absl::OkStatus();
 }
 
 }  // namespace isobit::cpu

@@ -13,7 +13,7 @@
 #include "kernels/cpu/mma_panel.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cpu {
 

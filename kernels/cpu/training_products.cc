@@ -6,6 +6,7 @@
 
 #include "common/base/round_up.h"
 #include "kernels/contract/constants.h"
+#include "kernels/cpu/context.h"
 
 namespace isobit::cpu {
 namespace {
@@ -210,6 +211,21 @@ void TrainingProducts::TransposeRows(const Bf16* dy, int64_t lddy, int64_t first
       for (int64_t b = begin; b < end; ++b) transpose(i, b * kPanelColumns, block);
     });
   }
+}
+
+absl::Status Run(const StackedLinearArgs& a, Context& context) {
+  context.products.StackedLinear(a);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const InputGradientArgs& a, Context& context) {
+  context.products.InputGradient(a);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const WeightGradientArgs& a, Context& context) {
+  context.products.WeightGradient(a);
+  return absl::OkStatus();
 }
 
 }  // namespace isobit::cpu

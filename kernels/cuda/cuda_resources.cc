@@ -1,4 +1,4 @@
-// See cuda_resources.h.
+// Scratch that grows.
 #include "kernels/cuda/cuda_resources.h"
 
 #include <algorithm>
@@ -7,15 +7,15 @@
 
 namespace isobit {
 
-absl::Status CudaResources::ReserveScratch(size_t bytes) {
-  if (bytes <= scratch_bytes) return absl::OkStatus();
-  if (scratch != nullptr) outgrown.push_back(std::move(scratch));
+absl::StatusOr<std::byte*> CudaResources::Scratch(size_t bytes) {
+  if (bytes <= scratch_bytes_) return scratch_.get();
+  if (scratch_ != nullptr) outgrown_.push_back(std::move(scratch_));
   // Doubling keeps the sum of all outgrown scratch below the size in use.
-  scratch_bytes = std::max(bytes, 2 * scratch_bytes);
-  absl::StatusOr<Memory> memory = device->Allocate(scratch_bytes);
-  if (!memory.ok()) scratch_bytes = 0;
-  ISOBIT_ASSIGN_OR_RETURN(scratch, std::move(memory));
-  return absl::OkStatus();
+  scratch_bytes_ = std::max(bytes, 2 * scratch_bytes_);
+  absl::StatusOr<Memory> memory = device->Allocate(scratch_bytes_);
+  if (!memory.ok()) scratch_bytes_ = 0;
+  ISOBIT_ASSIGN_OR_RETURN(scratch_, std::move(memory));
+  return scratch_.get();
 }
 
 }  // namespace isobit

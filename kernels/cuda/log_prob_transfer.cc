@@ -11,6 +11,8 @@
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit::cuda {
 
@@ -32,7 +34,7 @@ struct Layout {
   int32_t top_stride = 0;
   bool ranked_rows = false;
 
-  explicit Layout(const LogProbArgs& args) {
+  explicit Layout(const LogProbsArgs& args) {
     size_t num_counts = 0;
     size_t num_biases = 0;
     size_t num_banned = 0;
@@ -67,7 +69,7 @@ ListSpan Append(absl::Span<const T> span, T* array, int32_t* size) {
   return result;
 }
 
-void WriteRows(const LogProbArgs& args, const Layout& layout, std::byte* to) {
+void WriteRows(const LogProbsArgs& args, const Layout& layout, std::byte* to) {
   auto* rows = reinterpret_cast<DeviceLogProbRow*>(to);
   int32_t num_counts = 0;
   int32_t num_biases = 0;
@@ -98,7 +100,7 @@ void WriteRows(const LogProbArgs& args, const Layout& layout, std::byte* to) {
   }
 }
 
-void ReadRows(const LogProbArgs& args, const Layout& layout, int64_t begin, int64_t end,
+void ReadRows(const LogProbsArgs& args, const Layout& layout, int64_t begin, int64_t end,
               const std::byte* from) {
   const auto* results = reinterpret_cast<const DeviceLogProbResult*>(from + layout.results);
   const auto* top = reinterpret_cast<const TokenLogProb*>(from + layout.top);
@@ -155,25 +157,25 @@ absl::Status LogProbTransfer::Grow(size_t bytes, size_t workspace_bytes, const S
   return grow_zeroed(workspace_, workspace_bytes);
 }
 
-absl::Status LogProbTransfer::Run(const LogProbArgs& args, const Stream& stream) {
+absl::Status LogProbTransfer::Run(const LogProbsArgs& args, const Stream& stream) {
   ISOBIT_RETURN_IF_ERROR(Launch(args, nullptr, stream));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream.handle));
   Read(args);
   return absl::OkStatus();
 }
 
-void LogProbTransfer::Read(const LogProbArgs& args, int64_t begin, int64_t end) const {
+void LogProbTransfer::Read(const LogProbsArgs& args, int64_t begin, int64_t end) const {
   if (begin < end) ReadRows(args, Layout(args), begin, end, host_.data);
 }
 
-absl::Status LogProbTransfer::Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream) {
+absl::Status LogProbTransfer::Launch(const LogProbsArgs& args, int32_t* ids, const Stream& stream) {
   if (args.num_rows == 0) return absl::OkStatus();
   ISOBIT_ASSIGN_OR_RETURN(const DeviceLogProbs sent, Send(args, ids, stream));
   ISOBIT_RETURN_IF_ERROR(LaunchLogProbs(sent, stream));
   return Fetch(args, stream);
 }
 
-absl::StatusOr<DeviceLogProbs> LogProbTransfer::Send(const LogProbArgs& args, int32_t* ids,
+absl::StatusOr<DeviceLogProbs> LogProbTransfer::Send(const LogProbsArgs& args, int32_t* ids,
                                                      const Stream& stream) {
   const Layout layout(args);
   if (layout.top_stride > kMaxTopLogProbs) {
@@ -201,12 +203,18 @@ absl::StatusOr<DeviceLogProbs> LogProbTransfer::Send(const LogProbArgs& args, in
   };
 }
 
-absl::Status LogProbTransfer::Fetch(const LogProbArgs& args, const Stream& stream) {
+absl::Status LogProbTransfer::Fetch(const LogProbsArgs& args, const Stream& stream) {
   const Layout layout(args);
   ISOBIT_RETURN_IF_CUDA_ERROR(
       cudaMemcpyAsync(host_.data + layout.results, device_.data + layout.results,
                       layout.bytes - layout.results, cudaMemcpyDeviceToHost, stream.handle));
   return absl::OkStatus();
+}
+
+// Of a caller that keeps no transfer: allocates one, and so is slow.
+absl::Status Run(const LogProbsArgs& args, const Stream& stream) {
+  LogProbTransfer transfer;
+  return transfer.Run(args, stream);
 }
 
 }  // namespace isobit::cuda

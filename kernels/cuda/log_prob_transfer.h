@@ -1,4 +1,4 @@
-// The transfer of LogProbArgs: requests from host memory to the GPU's kernels, and results back.
+// The transfer of LogProbsArgs: requests from host memory to the GPU's kernels, and results back.
 #ifndef ISOBIT_KERNELS_CUDA_LOG_PROB_TRANSFER_H_
 #define ISOBIT_KERNELS_CUDA_LOG_PROB_TRANSFER_H_
 
@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/log_probs/log_probs.h"
-#include "kernels/ops.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit::cuda {
 
@@ -29,22 +29,22 @@ class LogProbTransfer {
   absl::Status Reserve(int64_t num_rows, const Stream& stream);
   size_t device_bytes() const { return device_.bytes + workspace_.bytes; }
 
-  // Ops::LogProbs on the current device: requests, their lists and results are in host memory,
+  // The op LogProbs on the current device: requests, their lists and results are in host memory,
   // logits in GPU memory. Waits for the stream. INVALID_ARGUMENT: the vocabulary exceeds
   // kMaxDeviceVocab, or a list exceeds kMaxTopLogProbs. RESOURCE_EXHAUSTED: there is no memory.
-  absl::Status Run(const LogProbArgs& args, const Stream& stream);
+  absl::Status Run(const LogProbsArgs& args, const Stream& stream);
 
   // Run without the wait: once the stream has reached this point, Read sets the results. Errors:
   // those of Run. The requests and all that they point to must stay until then. ids: also gets the
   // drawn ids, in GPU memory [num_rows]; may be null.
-  absl::Status Launch(const LogProbArgs& args, int32_t* ids, const Stream& stream);
-  void Read(const LogProbArgs& args) const { Read(args, 0, args.num_rows); }
+  absl::Status Launch(const LogProbsArgs& args, int32_t* ids, const Stream& stream);
+  void Read(const LogProbsArgs& args) const { Read(args, 0, args.num_rows); }
 
   // The steps of Launch, for rows whose ranges are on several GPUs: Send copies the kernels' input,
   // the caller launches the kernels, Fetch copies their output. Read: only rows [begin, end).
-  absl::StatusOr<DeviceLogProbs> Send(const LogProbArgs& args, int32_t* ids, const Stream& stream);
-  absl::Status Fetch(const LogProbArgs& args, const Stream& stream);
-  void Read(const LogProbArgs& args, int64_t begin, int64_t end) const;
+  absl::StatusOr<DeviceLogProbs> Send(const LogProbsArgs& args, int32_t* ids, const Stream& stream);
+  absl::Status Fetch(const LogProbsArgs& args, const Stream& stream);
+  void Read(const LogProbsArgs& args, int64_t begin, int64_t end) const;
 
  private:
   struct Block {

@@ -9,6 +9,7 @@
 #include "common/base/check.h"
 #include "common/base/parallel_for.h"
 #include "common/base/status_macros.h"
+#include "kernels/ops/paged_kv.h"
 
 namespace isobit {
 namespace {

@@ -17,9 +17,11 @@
 #include "absl/types/span.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
+#include "kernels/contract/portable.h"
 #include "kernels/device.h"
 #include "kernels/model/rank_shape.h"
-#include "kernels/ops.h"
+#include "kernels/ops/paged_kv.h"
+#include "kernels/step_tables.h"
 
 namespace isobit {
 

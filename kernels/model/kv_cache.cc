@@ -2,6 +2,7 @@
 #include "kernels/model/kv_cache.h"
 
 #include "common/base/status_macros.h"
+#include "kernels/ops/paged_kv.h"
 
 namespace isobit {
 
@@ -30,14 +31,14 @@ size_t KvCache::PageBytes(const ModelConfig& config, const RankShape& shape, int
          static_cast<size_t>(config.num_layers);
 }
 
-absl::Status KvCache::CopyPages(absl::Span<const PageCopy> copies, Ops& ops) const {
+absl::Status KvCache::CopyPages(absl::Span<const PageCopy> copies, Backend& ops) const {
   if (copies.empty()) return absl::OkStatus();
-  return ops.CopyPages(
-      {.planes = reinterpret_cast<Bf16*>(memory_->get()),
-       .num_planes = 2 * num_layers_,
-       .plane_stride = static_cast<int64_t>(layer_elements_),
-       .page_elements = int64_t{geometry_.kv_heads} * geometry_.page_size * geometry_.head_dim,
-       .copies = copies});
+  return ops.Run(CopyPagesArgs{
+      .planes = reinterpret_cast<Bf16*>(memory_->get()),
+      .num_planes = 2 * num_layers_,
+      .plane_stride = static_cast<int64_t>(layer_elements_),
+      .page_elements = int64_t{geometry_.kv_heads} * geometry_.page_size * geometry_.head_dim,
+      .copies = copies});
 }
 
 PagedKv KvCache::layer(int layer) const {

@@ -10,9 +10,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/checkpoint/model_config.h"
+#include "kernels/backend.h"
 #include "kernels/device.h"
 #include "kernels/model/rank_shape.h"
-#include "kernels/ops.h"
+#include "kernels/ops/paged_kv.h"
 
 namespace isobit {
 
@@ -29,7 +30,7 @@ class KvCache {
 
   PagedKv layer(int layer) const;
   // Copies pages of every layer, in order with the ops.
-  absl::Status CopyPages(absl::Span<const PageCopy> copies, Ops& ops) const;
+  absl::Status CopyPages(absl::Span<const PageCopy> copies, Backend& ops) const;
   int32_t num_pages() const { return num_pages_; }
   int32_t page_size() const { return geometry_.page_size; }
   size_t bytes() const { return memory_->bytes(); }  // that are currently allocated

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/model_plan.h"
-#include "kernels/ops.h"
+#include "kernels/ops/linear_shape.h"
 
 namespace isobit {
 

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit {
 
@@ -62,7 +64,7 @@ absl::Status ResidualStream::Add(size_t h, const Bf16* x, const LinearWeight& we
       args.push = all_reduce_->Push(half.step.rows);
     }
   }
-  ISOBIT_RETURN_IF_ERROR(ops_.Linear(args));
+  ISOBIT_RETURN_IF_ERROR(ops_.Run(args));
   half.partial = partial;
   half.bias = nullptr;
   if (bias != nullptr) {
@@ -90,7 +92,7 @@ absl::StatusOr<const Bf16*> ResidualStream::Norm(size_t h, const Bf16* weight, B
     return out;
   }
   args.sum = reinterpret_cast<const float*>(partial);
-  ISOBIT_RETURN_IF_ERROR(ops_.RmsNorm(args));
+  ISOBIT_RETURN_IF_ERROR(ops_.Run(args));
   return out;
 }
 

@@ -12,9 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/all_reduce.h"
+#include "kernels/backend.h"
+#include "kernels/contract/portable.h"
 #include "kernels/growing_buffer.h"
 #include "kernels/model/step_halves.h"
-#include "kernels/ops.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/step_tables.h"
+#include "kernels/weight_packer.h"
 
 namespace isobit {
 
@@ -29,7 +33,7 @@ class ResidualStream {
  public:
   // `ops` and `all_reduce` outlive the object. all_reduce: null with one rank. hidden: the number
   // of columns. eps: that of the norms.
-  ResidualStream(int64_t hidden, float eps, Ops& ops, AllReduce* all_reduce)
+  ResidualStream(int64_t hidden, float eps, Backend& ops, AllReduce* all_reduce)
       : hidden_(hidden), eps_(eps), ops_(ops), all_reduce_(all_reduce) {}
 
   // From now on uses the memory of `other`, which has the same model and device. The steps of the
@@ -95,7 +99,7 @@ class ResidualStream {
 
   const int64_t hidden_;
   const float eps_;
-  Ops& ops_;
+  Backend& ops_;
   AllReduce* const all_reduce_;
 
   std::shared_ptr<Buffers> buffers_ = std::make_shared<Buffers>();

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "kernels/ops/log_probs.h"
+
 namespace isobit {
 namespace {
 

@@ -11,7 +11,7 @@
 
 #include "absl/types/span.h"
 #include "common/config/sampling_params.h"
-#include "kernels/ops.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kernels/ops.h"
+#include "kernels/step_tables.h"
 
 namespace isobit {
 

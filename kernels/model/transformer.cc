@@ -6,6 +6,11 @@
 
 #include "common/base/status_macros.h"
 #include "kernels/contract/attention.h"
+#include "kernels/ops/attention.h"
+#include "kernels/ops/embedding.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/paged_kv.h"
+#include "kernels/ops/qkv.h"
 
 namespace isobit {
 namespace {
@@ -25,7 +30,7 @@ LayerWidths WidthsOf(const WeightLayout& layout) {
 
 }  // namespace
 
-Transformer::Transformer(const WeightLayout& layout, const contract::RopeTable& rope, Ops& ops,
+Transformer::Transformer(const WeightLayout& layout, const contract::RopeTable& rope, Backend& ops,
                          AllReduce* all_reduce)
     : layout_(layout),
       rope_(rope),
@@ -87,11 +92,11 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
       residual_.Begin(step, rows, cache.page_size(), /*may_cut=*/probe_ == nullptr));
   ISOBIT_ASSIGN_OR_RETURN(HeldBlock block, HeldBlock::Acquire(weights, 0));
   ISOBIT_RETURN_IF_ERROR(
-      ops_.Embedding({.ids = step.ids,
-                      .rows = rows,
-                      .table = layout_.Bind(0, block.bytes()).bf16(Role::kEmbedding),
-                      .hidden = layout_.config().hidden_size,
-                      .out = residual_.data()}));
+      ops_.Run(EmbeddingArgs{.ids = step.ids,
+                             .rows = rows,
+                             .table = layout_.Bind(0, block.bytes()).bf16(Role::kEmbedding),
+                             .hidden = layout_.config().hidden_size,
+                             .out = residual_.data()}));
   if (probe_ != nullptr) {
     ISOBIT_RETURN_IF_ERROR(probe_->SeeWhole(0, ProbeOp::kEmbedding, residual_.data(), rows,
                                             layout_.config().hidden_size));
@@ -179,26 +184,26 @@ absl::Status Transformer::Qkv(const StepRows& half, int layer, const BlockWeight
   const LinearWeight weight = w.linear(Role::kQkv);
   const int64_t columns = weight.shape.n;
   Bf16* const qkv = activations_->qkv.data() + half.first_row * columns;
-  ISOBIT_RETURN_IF_ERROR(ops_.Linear({.x = normed,
-                                      .ldx = config.hidden_size,
-                                      .m = half.rows,
-                                      .weight = weight,
-                                      .bias = w.fp32(Role::kQkvBias),
-                                      .bf16_out = qkv,
-                                      .ldy = columns}));
+  ISOBIT_RETURN_IF_ERROR(ops_.Run(LinearArgs{.x = normed,
+                                             .ldx = config.hidden_size,
+                                             .m = half.rows,
+                                             .weight = weight,
+                                             .bias = w.fp32(Role::kQkvBias),
+                                             .bf16_out = qkv,
+                                             .ldy = columns}));
   if (probe_ != nullptr) {
     ISOBIT_RETURN_IF_ERROR(probe_->SeeQkv(layer, qkv, half.rows, columns));
   }
-  ISOBIT_RETURN_IF_ERROR(ops_.Qkv({.qkv = qkv,
-                                   .ld = columns,
-                                   .heads = static_cast<int32_t>(layout_.shape().heads),
-                                   .q_norm = w.bf16(Role::kQNorm),
-                                   .k_norm = w.bf16(Role::kKNorm),
-                                   .eps = config.rms_norm_eps,
-                                   .cosine = reinterpret_cast<const float*>(cosine_.get()),
-                                   .sine = reinterpret_cast<const float*>(sine_.get()),
-                                   .sequences = half.sequences,
-                                   .kv = kv}));
+  ISOBIT_RETURN_IF_ERROR(ops_.Run(QkvArgs{.qkv = qkv,
+                                          .ld = columns,
+                                          .heads = static_cast<int32_t>(layout_.shape().heads),
+                                          .q_norm = w.bf16(Role::kQNorm),
+                                          .k_norm = w.bf16(Role::kKNorm),
+                                          .eps = config.rms_norm_eps,
+                                          .cosine = reinterpret_cast<const float*>(cosine_.get()),
+                                          .sine = reinterpret_cast<const float*>(sine_.get()),
+                                          .sequences = half.sequences,
+                                          .kv = kv}));
   if (probe_ != nullptr) {
     ISOBIT_RETURN_IF_ERROR(probe_->SeeQueries(layer, qkv, half.rows, columns));
     ISOBIT_RETURN_IF_ERROR(probe_->SeeCache(layer, kv, half.sequences.host.front()));
@@ -213,15 +218,15 @@ absl::StatusOr<const Bf16*> Transformer::Attend(const StepRows& half, int layer,
   const int64_t columns = w.linear(Role::kO).shape.k;
   Bf16* const attended = activations_->attended.data() + half.first_row * columns;
   ISOBIT_RETURN_IF_ERROR(
-      ops_.Attention({.q = activations_->qkv.data() + half.first_row * qkv_columns,
-                      .ldq = qkv_columns,
-                      .heads = static_cast<int32_t>(layout_.shape().heads),
-                      .sequences = half.sequences,
-                      .kv = kv,
-                      .scale = contract::AttentionScale(config.head_dim),
-                      .window = config.WindowOfLayer(layer),
-                      .out = attended,
-                      .ldo = columns}));
+      ops_.Run(AttentionArgs{.q = activations_->qkv.data() + half.first_row * qkv_columns,
+                             .ldq = qkv_columns,
+                             .heads = static_cast<int32_t>(layout_.shape().heads),
+                             .sequences = half.sequences,
+                             .kv = kv,
+                             .scale = contract::AttentionScale(config.head_dim),
+                             .window = config.WindowOfLayer(layer),
+                             .out = attended,
+                             .ldo = columns}));
   if (probe_ != nullptr) {
     ISOBIT_RETURN_IF_ERROR(probe_->SeeAttention(layer, attended, half.rows, columns));
   }
@@ -239,12 +244,12 @@ absl::StatusOr<const Bf16*> Transformer::Activate(const StepRows& half, int laye
                      .bias = w.fp32(Role::kGateUpBias),
                      .swiglu_out = activated,
                      .ldy = columns};
-  ISOBIT_RETURN_IF_ERROR(ops_.Linear(args));
+  ISOBIT_RETURN_IF_ERROR(ops_.Run(args));
   if (probe_ != nullptr) {
     args.swiglu_out = nullptr;
     args.bf16_out = gate_up_.data();
     args.ldy = 2 * columns;
-    ISOBIT_RETURN_IF_ERROR(ops_.Linear(args));
+    ISOBIT_RETURN_IF_ERROR(ops_.Run(args));
     const int64_t first = layout_.FirstActivation();
     ISOBIT_RETURN_IF_ERROR(probe_->SeeGateUp(layer, gate_up_.data(), half.rows, columns, first));
     ISOBIT_RETURN_IF_ERROR(probe_->SeeActivation(layer, activated, half.rows, columns, first));
@@ -255,13 +260,13 @@ absl::StatusOr<const Bf16*> Transformer::Activate(const StepRows& half, int laye
 absl::Status Transformer::Logits(const Bf16* hidden, int64_t rows, WeightSource& weights,
                                  float* logits, int64_t ld) {
   ISOBIT_ASSIGN_OR_RETURN(const HeldBlock block, HeldBlock::Acquire(weights, layout_.head_block()));
-  return ops_.Linear(
-      {.x = hidden,
-       .ldx = layout_.config().hidden_size,
-       .m = rows,
-       .weight = layout_.Bind(layout_.head_block(), block.bytes()).linear(Role::kHead),
-       .fp32_out = logits,
-       .ldy = ld});
+  return ops_.Run(
+      LinearArgs{.x = hidden,
+                 .ldx = layout_.config().hidden_size,
+                 .m = rows,
+                 .weight = layout_.Bind(layout_.head_block(), block.bytes()).linear(Role::kHead),
+                 .fp32_out = logits,
+                 .ldy = ld});
 }
 
 }  // namespace isobit

@@ -12,12 +12,15 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/all_reduce.h"
+#include "kernels/backend.h"
+#include "kernels/contract/portable.h"
 #include "kernels/contract/rope.h"
 #include "kernels/model/forward_probe.h"
 #include "kernels/model/kv_cache.h"
 #include "kernels/model/residual_stream.h"
 #include "kernels/model/weights.h"
-#include "kernels/ops.h"
+#include "kernels/ops/paged_kv.h"
+#include "kernels/step_tables.h"
 
 namespace isobit {
 
@@ -36,7 +39,7 @@ class Transformer {
  public:
   // All arguments outlive the object. `rope` covers every position of any batch. `all_reduce`: null
   // with one rank.
-  Transformer(const WeightLayout& layout, const contract::RopeTable& rope, Ops& ops,
+  Transformer(const WeightLayout& layout, const contract::RopeTable& rope, Backend& ops,
               AllReduce* all_reduce);
 
   // From now on uses the activation memory of `other`, which has the same model and device. The
@@ -95,7 +98,7 @@ class Transformer {
 
   const WeightLayout& layout_;
   const contract::RopeTable& rope_;
-  Ops& ops_;
+  Backend& ops_;
   ResidualStream residual_;
   std::shared_ptr<const std::byte> cosine_, sine_;  // the tables of rope_
   std::shared_ptr<Activations> activations_ = std::make_shared<Activations>();

@@ -9,6 +9,7 @@
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/mma16.h"
 #include "kernels/contract/row_functions.h"
+#include "kernels/oracle/kernels.h"
 
 namespace isobit::oracle {
 namespace {
@@ -78,7 +79,7 @@ contract::SplitSum AttendSplit(const AttentionArgs& a, const SequenceRows& seque
 
 }  // namespace
 
-void PrepareQkv(const QkvArgs& a) {
+absl::Status Run(const QkvArgs& a, Context& /*context*/) {
   const int32_t d = a.kv.head_dim;
   for (const SequenceRows& sequence : a.sequences.host) {
     for (int64_t r = 0; r < sequence.num_rows; ++r) {
@@ -103,9 +104,13 @@ void PrepareQkv(const QkvArgs& a) {
       }
     }
   }
+  return absl::OkStatus();
 }
 
-void Attend(const AttentionArgs& a) { Attend(a, nullptr, 0); }
+absl::Status Run(const AttentionArgs& a, Context& /*context*/) {
+  Attend(a, nullptr, 0);
+  return absl::OkStatus();
+}
 
 void Attend(const AttentionArgs& a, float* log_sums, int64_t ld) {
   const int32_t d = a.kv.head_dim;

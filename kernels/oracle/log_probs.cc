@@ -10,6 +10,7 @@
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/noise.h"
 #include "kernels/contract/sampling.h"
+#include "kernels/oracle/kernels.h"
 
 namespace isobit::oracle {
 namespace {
@@ -117,8 +118,8 @@ std::vector<float> ProcessLogits(const float* logits, int64_t vocab, const RowSa
   return z;
 }
 
-void ComputeLogProbs(const float* logits, int64_t vocab, const LogProbRequest& request,
-                     LogProbResult& result) {
+static void ComputeLogProbs(const float* logits, int64_t vocab, const LogProbRequest& request,
+                            LogProbResult& result) {
   const RowSampling& s = request.sampling;
   std::vector<float> z = ProcessLogits(logits, vocab, s);
   result.finite = !z.empty();
@@ -136,6 +137,13 @@ void ComputeLogProbs(const float* logits, int64_t vocab, const LogProbRequest& r
     const float logit = z[static_cast<size_t>(order[i])];
     if (logit > kMinusInfinity) result.top[i] = {order[i], contract::LogProb(logit, sum)};
   }
+}
+
+absl::Status Run(const LogProbsArgs& a, Context& /*context*/) {
+  for (int64_t r = 0; r < a.num_rows; ++r) {
+    ComputeLogProbs(a.logits + r * a.ld, a.vocab, a.requests[r], a.results[r]);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace isobit::oracle

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/contract/log_prob.h"
-#include "kernels/ops.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit::oracle {
 
@@ -16,10 +16,6 @@ std::vector<float> ProcessLogits(const float* logits, int64_t vocab, const RowSa
 
 // C7's sum over all ranges of z.
 contract::VocabSum SumVocab(const std::vector<float>& z);
-
-// logits: [vocab].
-void ComputeLogProbs(const float* logits, int64_t vocab, const LogProbRequest& request,
-                     LogProbResult& result);
 
 }  // namespace isobit::oracle
 

@@ -9,7 +9,7 @@
 
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/packs.h"
 
 namespace isobit::oracle {
 

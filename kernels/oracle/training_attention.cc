@@ -9,9 +9,9 @@
 #include "kernels/contract/mma16.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/oracle/attention.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/kernels.h"
 
-namespace isobit {
+namespace isobit::oracle {
 namespace {
 
 // Sets the rows [rows, width] of no sequence to +0.
@@ -151,7 +151,7 @@ class SequenceGradient {
 }  // namespace
 
 // k and v are a cache with pages of one position, whose numbers are the rows.
-absl::Status OracleTrainingOps::TrainingAttention(const TrainingAttentionArgs& a) {
+absl::Status Run(const TrainingAttentionArgs& a, Context& /*context*/) {
   const int64_t width = int64_t{a.heads} * a.head_dim;
   ClearOutside(a.sequences, a.rows, width, a.out);
   std::vector<int32_t> pages(static_cast<size_t>(a.rows));
@@ -164,20 +164,20 @@ absl::Status OracleTrainingOps::TrainingAttention(const TrainingAttentionArgs& a
                          .first_position = 0,
                          .pages = pages.data() + begin});
   }
-  oracle::Attend({.q = a.q,
-                  .ldq = width,
-                  .heads = a.heads,
-                  .sequences = {.host = sequences},
-                  .kv = {const_cast<Bf16*>(a.k), const_cast<Bf16*>(a.v), 1, a.kv_heads, a.head_dim},
-                  .scale = a.scale,
-                  .window = a.window,
-                  .out = a.out,
-                  .ldo = width},
-                 a.log_sums, a.rows);
+  Attend({.q = a.q,
+          .ldq = width,
+          .heads = a.heads,
+          .sequences = {.host = sequences},
+          .kv = {const_cast<Bf16*>(a.k), const_cast<Bf16*>(a.v), 1, a.kv_heads, a.head_dim},
+          .scale = a.scale,
+          .window = a.window,
+          .out = a.out,
+          .ldo = width},
+         a.log_sums, a.rows);
   return absl::OkStatus();
 }
 
-absl::Status OracleTrainingOps::AttentionGradient(const AttentionGradientArgs& a) {
+absl::Status Run(const AttentionGradientArgs& a, Context& /*context*/) {
   const TrainingAttentionArgs& f = a.forward;
   ClearOutside(f.sequences, f.rows, int64_t{f.heads} * f.head_dim, a.dq);
   ClearOutside(f.sequences, f.rows, int64_t{f.kv_heads} * f.head_dim, a.dk);
@@ -189,4 +189,4 @@ absl::Status OracleTrainingOps::AttentionGradient(const AttentionGradientArgs& a
   return absl::OkStatus();
 }
 
-}  // namespace isobit
+}  // namespace isobit::oracle

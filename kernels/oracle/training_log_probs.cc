@@ -5,10 +5,10 @@
 
 #include "kernels/contract/log_prob.h"
 #include "kernels/contract/sampling.h"
+#include "kernels/oracle/kernels.h"
 #include "kernels/oracle/log_probs.h"
-#include "kernels/oracle/training_ops.h"
 
-namespace isobit {
+namespace isobit::oracle {
 namespace {
 
 constexpr Bf16 kBf16NaN = 0x7fff;
@@ -26,7 +26,7 @@ RowSampling SamplingOf(const TrainingSampling& s, int64_t row) {
 LogProbRow StateOf(const std::vector<float>& z) {
   LogProbRow state;
   if (z.empty()) return state;
-  const contract::VocabSum sum = oracle::SumVocab(z);
+  const contract::VocabSum sum = SumVocab(z);
   state.sum = {sum.max, sum.sum, sum.weighted_distance};
   state.finite = 1;
   bool filtered = false;
@@ -47,10 +47,10 @@ LogProbRow StateOf(const std::vector<float>& z) {
 
 }  // namespace
 
-absl::Status OracleTrainingOps::TrainingLogProbs(const TrainingLogProbsArgs& a) {
+absl::Status Run(const TrainingLogProbsArgs& a, Context& /*context*/) {
   for (int64_t r = 0; r < a.rows; ++r) {
     const std::vector<float> z =
-        oracle::ProcessLogits(a.logits + r * a.vocab, a.vocab, SamplingOf(a.sampling, r));
+        ProcessLogits(a.logits + r * a.vocab, a.vocab, SamplingOf(a.sampling, r));
     a.state[r] = StateOf(z);
     const contract::RowDistribution& row = a.state[r].sum;
     const contract::VocabSum sum = {row.max, row.sum, row.weighted_distance};
@@ -62,10 +62,10 @@ absl::Status OracleTrainingOps::TrainingLogProbs(const TrainingLogProbsArgs& a) 
 }
 
 // Filters the row again: the state only saves other backends that work.
-absl::Status OracleTrainingOps::LogProbGradient(const LogProbGradientArgs& a) {
+absl::Status Run(const LogProbGradientArgs& a, Context& /*context*/) {
   for (int64_t r = 0; r < a.rows; ++r) {
     const RowSampling sampling = SamplingOf(a.sampling, r);
-    const std::vector<float> z = oracle::ProcessLogits(a.logits + r * a.vocab, a.vocab, sampling);
+    const std::vector<float> z = ProcessLogits(a.logits + r * a.vocab, a.vocab, sampling);
     const contract::RowDistribution row = StateOf(z).sum;
     const float inverse_temperature = contract::InverseTemperature(sampling.temperature);
     const float dentropy = a.dentropies != nullptr ? a.dentropies[r] : 0.0f;
@@ -84,4 +84,4 @@ absl::Status OracleTrainingOps::LogProbGradient(const LogProbGradientArgs& a) {
   return absl::OkStatus();
 }
 
-}  // namespace isobit
+}  // namespace isobit::oracle

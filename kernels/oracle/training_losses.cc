@@ -3,9 +3,9 @@
 
 #include "kernels/contract/losses.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/kernels.h"
 
-namespace isobit {
+namespace isobit::oracle {
 namespace {
 
 float SumOf(const float* x, int64_t count) {
@@ -16,7 +16,7 @@ float SumOf(const float* x, int64_t count) {
 
 }  // namespace
 
-absl::Status OracleTrainingOps::PolicyLoss(const PolicyLossArgs& a) {
+absl::Status Run(const PolicyLossArgs& a, Context& /*context*/) {
   if (const absl::Status status = CheckBounds(a); !status.ok()) return status;
   for (int64_t i = 0; i < a.tokens; ++i) {
     contract::ValueAndGradient loss =
@@ -32,7 +32,7 @@ absl::Status OracleTrainingOps::PolicyLoss(const PolicyLossArgs& a) {
   return absl::OkStatus();
 }
 
-absl::Status OracleTrainingOps::LossFunction(const LossFunctionArgs& a) {
+absl::Status Run(const LossFunctionArgs& a, Context& /*context*/) {
   for (int64_t i = 0; i < a.count; ++i) {
     const contract::ValueAndGradient result = contract::Evaluate(a.function, a.x[i]);
     a.values[i] = result.value;
@@ -41,16 +41,16 @@ absl::Status OracleTrainingOps::LossFunction(const LossFunctionArgs& a) {
   return absl::OkStatus();
 }
 
-absl::Status OracleTrainingOps::TreeSum(const TreeSumArgs& a) {
+absl::Status Run(const TreeSumArgs& a, Context& /*context*/) {
   *a.sum = SumOf(a.x, a.count);
   return absl::OkStatus();
 }
 
-absl::Status OracleTrainingOps::SequenceSums(const SequenceSumsArgs& a) {
+absl::Status Run(const SequenceSumsArgs& a, Context& /*context*/) {
   for (int64_t i = 0; i < a.sequences; ++i) {
     a.sums[i] = SumOf(a.x + a.bounds[i], a.bounds[i + 1] - a.bounds[i]);
   }
   return absl::OkStatus();
 }
 
-}  // namespace isobit
+}  // namespace isobit::oracle

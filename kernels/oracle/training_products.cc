@@ -7,10 +7,10 @@
 
 #include "kernels/contract/mma16.h"
 #include "kernels/contract/row_functions.h"
+#include "kernels/oracle/kernels.h"
 #include "kernels/oracle/pack_sums.h"
-#include "kernels/oracle/training_ops.h"
 
-namespace isobit {
+namespace isobit::oracle {
 namespace {
 
 // The parts as one matrix [n, columns].
@@ -33,7 +33,7 @@ std::vector<Bf16> Transposed(const Bf16* x, int64_t ld, int64_t rows, int64_t co
 
 }  // namespace
 
-absl::Status OracleTrainingOps::StackedLinear(const StackedLinearArgs& a) {
+absl::Status Run(const StackedLinearArgs& a, Context& context) {
   const std::vector<Bf16> w = Stack(a.weight);
   const int64_t n = a.weight.n();
   LinearArgs linear;
@@ -49,11 +49,11 @@ absl::Status OracleTrainingOps::StackedLinear(const StackedLinearArgs& a) {
     linear.bias = a.bias;
     linear.bf16_out = a.bf16_out;
     linear.fp32_out = a.fp32_out;
-    return forward_.Linear(linear);
+    return Run(linear, context);
   }
   std::vector<float> sums(static_cast<size_t>(a.m * n));
   linear.fp32_out = sums.data();
-  const absl::Status status = forward_.Linear(linear);
+  const absl::Status status = Run(linear, context);
   if (!status.ok()) return status;
   for (int64_t i = 0; i < a.m * n; ++i) {
     const float bias = a.bias != nullptr ? a.bias[i % n] : 0.0f;
@@ -62,7 +62,7 @@ absl::Status OracleTrainingOps::StackedLinear(const StackedLinearArgs& a) {
   return absl::OkStatus();
 }
 
-absl::Status OracleTrainingOps::InputGradient(const InputGradientArgs& a) {
+absl::Status Run(const InputGradientArgs& a, Context& /*context*/) {
   const int64_t n = a.weight.n();
   const int64_t columns = a.weight.columns;
   const std::vector<Bf16> w = Transposed(Stack(a.weight).data(), columns, n, columns);
@@ -75,7 +75,7 @@ absl::Status OracleTrainingOps::InputGradient(const InputGradientArgs& a) {
   return absl::OkStatus();
 }
 
-absl::Status OracleTrainingOps::WeightGradient(const WeightGradientArgs& a) {
+absl::Status Run(const WeightGradientArgs& a, Context& /*context*/) {
   const int64_t rows = a.packs.back();
   const int64_t n = a.part_rows[0] + a.part_rows[1] + a.part_rows[2];
   const std::vector<Bf16> dy = Transposed(a.dy, a.lddy, rows, n);
@@ -86,7 +86,7 @@ absl::Status OracleTrainingOps::WeightGradient(const WeightGradientArgs& a) {
       const Bf16* dy_row = dy.data() + (row + i / a.columns) * rows;
       const Bf16* x_row = x.data() + i % a.columns * rows;
       const float start = a.continues ? a.dw[part][i] : 0.0f;
-      a.dw[part][i] = oracle::SumOverPacks(a.packs, [&](int64_t begin, int64_t end) {
+      a.dw[part][i] = SumOverPacks(a.packs, [&](int64_t begin, int64_t end) {
         return contract::DotChain(start, dy_row + begin, x_row + begin, end - begin);
       });
     }
@@ -95,14 +95,14 @@ absl::Status OracleTrainingOps::WeightGradient(const WeightGradientArgs& a) {
   return absl::OkStatus();
 }
 
-absl::Status OracleTrainingOps::ColumnSums(const ColumnSumsArgs& a) {
+absl::Status Run(const ColumnSumsArgs& a, Context& /*context*/) {
   for (int64_t c = 0; c < a.columns; ++c) {
-    a.out[c] = oracle::SumOverPacks(a.packs, [&](int64_t begin, int64_t end) {
-      return oracle::ColumnSum(
-          begin, end, [&](int64_t r) { return contract::Bf16ToFloat(a.x[r * a.ldx + c]); });
+    a.out[c] = SumOverPacks(a.packs, [&](int64_t begin, int64_t end) {
+      return ColumnSum(begin, end,
+                       [&](int64_t r) { return contract::Bf16ToFloat(a.x[r * a.ldx + c]); });
     });
   }
   return absl::OkStatus();
 }
 
-}  // namespace isobit
+}  // namespace isobit::oracle

@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/base/status_macros.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/oracle/attention.h"
+#include "kernels/oracle/kernels.h"
 #include "kernels/oracle/pack_sums.h"
-#include "kernels/oracle/training_ops.h"
 
-namespace isobit {
+namespace isobit::oracle {
 namespace {
 
 // dx of one row x [n] of RMSNorm, whose inverse root is given.
@@ -75,10 +75,10 @@ void HeadsGradient(const QkvGradientArgs& a, int64_t first, int32_t heads, const
   }
   if (norm == nullptr || dnorm == nullptr) return;
   for (int64_t c = 0; c < d; ++c) {
-    dnorm[c] = oracle::SumOverPacks(a.packs, [&](int64_t begin, int64_t end) {
+    dnorm[c] = SumOverPacks(a.packs, [&](int64_t begin, int64_t end) {
       float sum = 0.0f;
       for (int32_t h = 0; h < heads; ++h) {
-        const float head_sum = oracle::ColumnSum(begin, end, [&](int64_t r) {
+        const float head_sum = ColumnSum(begin, end, [&](int64_t r) {
           const auto i = static_cast<size_t>(r * heads + h);
           return contract::NormWeightTerm(
               unrotated[i * static_cast<size_t>(d) + static_cast<size_t>(c)],
@@ -93,7 +93,7 @@ void HeadsGradient(const QkvGradientArgs& a, int64_t first, int32_t heads, const
 
 }  // namespace
 
-absl::Status OracleTrainingOps::RmsNormGradient(const RmsNormGradientArgs& a) {
+absl::Status Run(const RmsNormGradientArgs& a, Context& /*context*/) {
   const int64_t rows = a.packs.back();
   std::vector<float> inverse(static_cast<size_t>(rows));
   for (int64_t r = 0; r < rows; ++r) {
@@ -103,8 +103,8 @@ absl::Status OracleTrainingOps::RmsNormGradient(const RmsNormGradientArgs& a) {
                     a.dx + r * a.columns);
   }
   for (int64_t c = 0; c < a.columns; ++c) {
-    a.dw[c] = oracle::SumOverPacks(a.packs, [&](int64_t begin, int64_t end) {
-      return oracle::ColumnSum(begin, end, [&](int64_t r) {
+    a.dw[c] = SumOverPacks(a.packs, [&](int64_t begin, int64_t end) {
+      return ColumnSum(begin, end, [&](int64_t r) {
         return contract::NormWeightTerm(a.dy[r * a.columns + c], a.x[r * a.columns + c],
                                         inverse[static_cast<size_t>(r)]);
       });
@@ -113,7 +113,7 @@ absl::Status OracleTrainingOps::RmsNormGradient(const RmsNormGradientArgs& a) {
   return absl::OkStatus();
 }
 
-absl::Status OracleTrainingOps::SwiGluGradient(const SwiGluGradientArgs& a) {
+absl::Status Run(const SwiGluGradientArgs& a, Context& /*context*/) {
   for (int64_t r = 0; r < a.rows; ++r) {
     const Bf16* gate = a.gate_up + r * 2 * a.columns;
     Bf16* dgate = a.dgate_up + r * 2 * a.columns;
@@ -129,7 +129,7 @@ absl::Status OracleTrainingOps::SwiGluGradient(const SwiGluGradientArgs& a) {
 
 // The cache that serving would fill is here k and v themselves: pages of one position, and the page
 // of a row's position is the row.
-absl::Status OracleTrainingOps::TrainingQkv(const TrainingQkvArgs& a) {
+absl::Status Run(const TrainingQkvArgs& a, Context& context) {
   if (a.rows == 0) return absl::OkStatus();
   const int64_t ld = int64_t{a.heads + 2 * a.kv_heads} * a.head_dim;
   std::vector<Bf16> qkv(a.qkv, a.qkv + a.rows * ld);
@@ -139,22 +139,23 @@ absl::Status OracleTrainingOps::TrainingQkv(const TrainingQkvArgs& a) {
     pages[static_cast<size_t>(a.positions[r])] = static_cast<int32_t>(r);
     const SequenceRows row = {
         .first_row = r, .num_rows = 1, .first_position = a.positions[r], .pages = pages.data()};
-    oracle::PrepareQkv({.qkv = qkv.data(),
-                        .ld = ld,
-                        .heads = a.heads,
-                        .q_norm = a.q_norm,
-                        .k_norm = a.k_norm,
-                        .eps = a.eps,
-                        .cosine = a.cosine,
-                        .sine = a.sine,
-                        .sequences = {.host = {&row, 1}},
-                        .kv = {a.k, a.v, 1, a.kv_heads, a.head_dim}});
+    ISOBIT_RETURN_IF_ERROR(Run(QkvArgs{.qkv = qkv.data(),
+                                       .ld = ld,
+                                       .heads = a.heads,
+                                       .q_norm = a.q_norm,
+                                       .k_norm = a.k_norm,
+                                       .eps = a.eps,
+                                       .cosine = a.cosine,
+                                       .sine = a.sine,
+                                       .sequences = {.host = {&row, 1}},
+                                       .kv = {a.k, a.v, 1, a.kv_heads, a.head_dim}},
+                               context));
     std::copy_n(qkv.data() + r * ld, a.heads * a.head_dim, a.q + r * a.heads * a.head_dim);
   }
   return absl::OkStatus();
 }
 
-absl::Status OracleTrainingOps::QkvGradient(const QkvGradientArgs& a) {
+absl::Status Run(const QkvGradientArgs& a, Context& /*context*/) {
   const TrainingQkvArgs& f = a.forward;
   const int64_t q_columns = int64_t{f.heads} * f.head_dim;
   const int64_t kv_columns = int64_t{f.kv_heads} * f.head_dim;
@@ -167,13 +168,13 @@ absl::Status OracleTrainingOps::QkvGradient(const QkvGradientArgs& a) {
   return absl::OkStatus();
 }
 
-absl::Status OracleTrainingOps::EmbeddingGradient(const EmbeddingGradientArgs& a) {
+absl::Status Run(const EmbeddingGradientArgs& a, Context& /*context*/) {
   const EmbeddingRows& t = a.table;
   for (int64_t i = 0; i < t.num_ids; ++i) {
     for (int64_t c = 0; c < a.hidden; ++c) {
       int64_t pack = 0;
       float* out = a.dtable + t.ids[i] * a.hidden + c;
-      *out = oracle::SumOverPacks(a.packs, [&](int64_t begin, int64_t end) {
+      *out = SumOverPacks(a.packs, [&](int64_t begin, int64_t end) {
         float sum =
             a.head_sums != nullptr ? a.head_sums[(pack * t.num_ids + i) * a.hidden + c] : 0.0f;
         ++pack;
@@ -188,4 +189,4 @@ absl::Status OracleTrainingOps::EmbeddingGradient(const EmbeddingGradientArgs& a
   return absl::OkStatus();
 }
 
-}  // namespace isobit
+}  // namespace isobit::oracle

@@ -13,8 +13,8 @@
 #include "common/parallel/nccl_broadcast.h"
 #include "common/parallel/nccl_group.h"
 #include "common/parallel/nccl_weight_senders.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device/device_info.h"
-#include "kernels/cuda/make_cuda_ops.h"
 #include "kernels/runtime/cuda_executor.h"
 
 namespace isobit {
@@ -57,10 +57,10 @@ absl::StatusOr<RankBackend> MakeCudaBackend(const CudaBackendOptions& options) {
     return (*streams)[static_cast<size_t>(local_rank)].handle();
   };
   RankBackend backend;
-  backend.make_ops = [=](int local_rank) -> absl::StatusOr<std::unique_ptr<Ops>> {
-    return MakeCudaOps({.device = device_of(local_rank),
-                        .mode = options.numerics,
-                        .stream = stream_of(local_rank)});
+  backend.make_ops = [=](int local_rank) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    return CudaBackend::Create({.device = device_of(local_rank),
+                                .mode = options.numerics,
+                                .stream = stream_of(local_rank)});
   };
   backend.make_device = [=](int local_rank) -> absl::StatusOr<std::unique_ptr<Device>> {
     ISOBIT_ASSIGN_OR_RETURN(auto device, CudaDevice::Create(device_of(local_rank)));

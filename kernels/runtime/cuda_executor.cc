@@ -20,7 +20,7 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "common/parallel/nccl_weight_senders.h"
-#include "kernels/cuda/make_cuda_ops.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/rows/step_kernels.h"
 #include "kernels/runtime/cuda_rank_group.h"
 #include "kernels/runtime/fast_path.h"
@@ -43,7 +43,8 @@ class CudaExecutor final : public RankExecutor {
       const RankOptions& options, const CudaRankOptions& cuda_options,
       std::shared_ptr<CudaRankGroup> group) {
     const int device = cuda_options.devices[static_cast<size_t>(options.shape.rank)];
-    ISOBIT_ASSIGN_OR_RETURN(auto ops, MakeCudaOps({.device = device, .mode = options.mode}));
+    ISOBIT_ASSIGN_OR_RETURN(auto ops,
+                            CudaBackend::Create({.device = device, .mode = options.mode}));
     ops->device().SetWeightSenders(MakeNcclWeightSenders(device, ops->device().side_stream()));
     ISOBIT_ASSIGN_OR_RETURN(auto all_reduce, group->MakeAllReduce(options, *ops));
     ISOBIT_ASSIGN_OR_RETURN(auto exchange, group->MakeExchange(options.shape.rank, ops->device()));
@@ -207,7 +208,7 @@ class CudaExecutor final : public RankExecutor {
   }
 
   CudaExecutor(const RankOptions& options, const CudaRankOptions& cuda, int device,
-               std::shared_ptr<CudaRankGroup> group, std::unique_ptr<CudaOps> ops,
+               std::shared_ptr<CudaRankGroup> group, std::unique_ptr<CudaBackend> ops,
                std::unique_ptr<AllReduce> all_reduce, std::unique_ptr<RankExchange> exchange)
       : options_(options),
         cuda_(cuda),
@@ -366,7 +367,7 @@ class CudaExecutor final : public RankExecutor {
   const CudaRankOptions cuda_;
   const int device_;
   const std::shared_ptr<CudaRankGroup> group_;
-  const std::unique_ptr<CudaOps> ops_;
+  const std::unique_ptr<CudaBackend> ops_;
   const WeightLayout layout_;
   const std::unique_ptr<AllReduce> all_reduce_;  // null: one rank
   const std::unique_ptr<RankExchange> exchange_;

@@ -16,6 +16,7 @@
 #include "kernels/cuda/vanilla/hop_all_reduce.h"
 #include "kernels/cuda/vanilla/nccl_bf16_sum.h"
 #include "kernels/model/step_halves.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit {
 namespace {
@@ -150,7 +151,7 @@ absl::Status CudaRankGroup::ConnectNccl(const CudaRankOptions& options) {
 }
 
 absl::StatusOr<std::unique_ptr<AllReduce>> CudaRankGroup::MakeAllReduce(const RankOptions& rank,
-                                                                        CudaOps& ops) const {
+                                                                        CudaBackend& ops) const {
   const auto r = static_cast<size_t>(rank.shape.rank);
   std::unique_ptr<AllReduce> sum;
   const bool by_nccl = SumsByNccl(rank.mode);

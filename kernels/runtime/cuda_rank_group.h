@@ -17,7 +17,7 @@
 #include "kernels/all_reduce.h"
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/collective/copy_engine_sum.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/runtime/cuda_rank_options.h"
 #include "kernels/runtime/rank_exchange.h"
 #include "kernels/runtime/rank_executor.h"
@@ -33,7 +33,7 @@ struct CudaRankGroup {
   // This rank's end of the sum over ranks in rank.mode; null with one rank. `ops`, of the rank and
   // that mode, and the group outlive it.
   absl::StatusOr<std::unique_ptr<AllReduce>> MakeAllReduce(const RankOptions& rank,
-                                                           CudaOps& ops) const;
+                                                           CudaBackend& ops) const;
   // The buffers through which the rank draws. `device`, the rank's, and the group outlive it.
   absl::StatusOr<std::unique_ptr<RankExchange>> MakeExchange(int rank, CudaDevice& device) const;
 

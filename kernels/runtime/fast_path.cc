@@ -6,25 +6,26 @@
 
 #include "common/base/status_macros.h"
 #include "common/checkpoint/model_plan.h"
-#include "kernels/cuda/make_cuda_ops.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/weights/weight_kernels.h"
 
 namespace isobit {
 
 absl::StatusOr<std::unique_ptr<FastPath>> FastPath::Create(const RankOptions& options,
-                                                           const CudaRankGroup& group, CudaOps& ops,
+                                                           const CudaRankGroup& group,
+                                                           CudaBackend& ops,
                                                            const WeightLayout& layout) {
   RankOptions fast = options;
   fast.mode = NumericsMode::kVanilla;
   ISOBIT_ASSIGN_OR_RETURN(auto fast_ops,
-                          MakeCudaOps({.mode = fast.mode, .resources = ops.resources()}));
+                          CudaBackend::Create({.mode = fast.mode, .resources = ops.resources()}));
   ISOBIT_ASSIGN_OR_RETURN(auto all_reduce, group.MakeAllReduce(fast, *fast_ops));
   return std::unique_ptr<FastPath>(
       new FastPath(options, layout, std::move(fast_ops), std::move(all_reduce)));
 }
 
 FastPath::FastPath(const RankOptions& options, const WeightLayout& layout,
-                   std::unique_ptr<CudaOps> ops, std::unique_ptr<AllReduce> all_reduce)
+                   std::unique_ptr<CudaBackend> ops, std::unique_ptr<AllReduce> all_reduce)
     : packed_layout_(layout),
       ops_(std::move(ops)),
       layout_(WeightLayout::WithCopies(layout, ops_->packer())),

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/all_reduce.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/model/transformer.h"
 #include "kernels/model/weights.h"
 #include "kernels/runtime/cuda_rank_group.h"
@@ -25,7 +25,8 @@ class FastPath {
   // ops, layout: those of the rank's other steps. All arguments outlive the object.
   // RESOURCE_EXHAUSTED: there is no memory. INTERNAL: cuBLAS failed.
   static absl::StatusOr<std::unique_ptr<FastPath>> Create(const RankOptions& options,
-                                                          const CudaRankGroup& group, CudaOps& ops,
+                                                          const CudaRankGroup& group,
+                                                          CudaBackend& ops,
                                                           const WeightLayout& layout);
   FastPath(const FastPath&) = delete;
   FastPath& operator=(const FastPath&) = delete;
@@ -43,11 +44,11 @@ class FastPath {
   absl::Status CopyWeights(WeightSource& weights);
 
  private:
-  FastPath(const RankOptions& options, const WeightLayout& layout, std::unique_ptr<CudaOps> ops,
+  FastPath(const RankOptions& options, const WeightLayout& layout, std::unique_ptr<CudaBackend> ops,
            std::unique_ptr<AllReduce> all_reduce);
 
   const WeightLayout& packed_layout_;
-  const std::unique_ptr<CudaOps> ops_;
+  const std::unique_ptr<CudaBackend> ops_;
   const WeightLayout layout_;
   const std::unique_ptr<AllReduce> all_reduce_;  // null with one rank
   Transformer transformer_;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "kernels/gather_all_reduce.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit {
 namespace {
@@ -24,7 +25,7 @@ double SecondsBetween(Clock::time_point begin, Clock::time_point end) {
 
 // The forward pass with one backend's numerics.
 struct Path {
-  Path(const RankOptions& options, const WeightLayout& layout, Ops& ops)
+  Path(const RankOptions& options, const WeightLayout& layout, Backend& ops)
       : all_reduce(ops, options.comm),
         transformer(layout, options.rope, ops, options.comm.size() > 1 ? &all_reduce : nullptr) {}
 
@@ -37,7 +38,7 @@ class HostExecutor final : public RankExecutor {
   // fast_ops: may be null. embedding: where rank 0 keeps the one that all ranks of an engine read;
   // set by rank 0.
   static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(
-      const RankOptions& options, std::unique_ptr<Ops> ops, std::unique_ptr<Ops> fast_ops,
+      const RankOptions& options, std::unique_ptr<Backend> ops, std::unique_ptr<Backend> fast_ops,
       int64_t kv_bytes, std::weak_ptr<std::byte[]>& embedding) {
     std::unique_ptr<HostExecutor> rank(
         new HostExecutor(options, std::move(ops), std::move(fast_ops), kv_bytes));
@@ -144,8 +145,8 @@ class HostExecutor final : public RankExecutor {
   absl::Status Serve(const PreparedBlocks& prepared) override { return weights_->Commit(prepared); }
 
  private:
-  HostExecutor(const RankOptions& options, std::unique_ptr<Ops> ops, std::unique_ptr<Ops> fast_ops,
-               int64_t kv_bytes)
+  HostExecutor(const RankOptions& options, std::unique_ptr<Backend> ops,
+               std::unique_ptr<Backend> fast_ops, int64_t kv_bytes)
       : ops_(std::move(ops)),
         fast_ops_(std::move(fast_ops)),
         comm_(options.comm),
@@ -177,12 +178,12 @@ class HostExecutor final : public RankExecutor {
       ISOBIT_RETURN_IF_ERROR(Assemble(requests.size()));
       logits = whole_rows_.data();
     }
-    return ops_->LogProbs({.logits = logits,
-                           .ld = layout_.config().vocab_size,
-                           .requests = requests.data() + first_drawn_,
-                           .results = drawn_.data(),
-                           .num_rows = static_cast<int64_t>(drawn_.size()),
-                           .vocab = layout_.config().vocab_size});
+    return ops_->Run(LogProbsArgs{.logits = logits,
+                                  .ld = layout_.config().vocab_size,
+                                  .requests = requests.data() + first_drawn_,
+                                  .results = drawn_.data(),
+                                  .num_rows = static_cast<int64_t>(drawn_.size()),
+                                  .vocab = layout_.config().vocab_size});
   }
 
   // whole_rows_ = the logits of this rank's rows, out of the columns that each rank has computed.
@@ -205,8 +206,8 @@ class HostExecutor final : public RankExecutor {
     return absl::OkStatus();
   }
 
-  const std::unique_ptr<Ops> ops_;
-  const std::unique_ptr<Ops> fast_ops_;
+  const std::unique_ptr<Backend> ops_;
+  const std::unique_ptr<Backend> fast_ops_;
   Communicator& comm_;
   const int32_t page_size_;
   const int64_t kv_bytes_;  // of all ranks

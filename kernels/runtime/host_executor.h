@@ -6,11 +6,12 @@
 #include <functional>
 #include <memory>
 
+#include "kernels/backend.h"
 #include "kernels/runtime/rank_executor.h"
 
 namespace isobit {
 
-using MakeHostOps = std::function<std::unique_ptr<Ops>()>;
+using MakeHostOps = std::function<std::unique_ptr<Backend>()>;
 
 // `make_ops` makes a backend in host memory; called once for each rank. kv_bytes: bound of all
 // ranks' KV caches together, for KvPagesThatFit. make_fast_ops makes the fast path's backend, which

@@ -58,9 +58,9 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 24;
 
-absl::StatusOr<Backend> ParseBackend(const std::string& name) {
-  if (name == "cpu") return Backend::kCpu;
-  if (name == "cuda") return Backend::kCuda;
+absl::StatusOr<BackendKind> ParseBackend(const std::string& name) {
+  if (name == "cpu") return BackendKind::kCpu;
+  if (name == "cuda") return BackendKind::kCuda;
   return absl::InvalidArgumentError(
       absl::StrCat("--backend is \"", name, "\", expected cpu or cuda"));
 }

@@ -11,7 +11,7 @@
 #include "common/checkpoint/load_policy.h"
 #include "common/checkpoint/streamed_source.h"
 #include "common/config/numerics_mode.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/model/load_format.h"
 
 namespace isobit {
@@ -31,10 +31,10 @@ struct ModelSettings {
 // INVALID_ARGUMENT names the flag.
 absl::StatusOr<ModelSettings> ModelSettingsFromFlags();
 
-enum class Backend { kCpu, kCuda };
+enum class BackendKind { kCpu, kCuda };
 
 struct BackendSettings {
-  Backend backend = Backend::kCpu;
+  BackendKind backend = BackendKind::kCpu;
   CpuOptions cpu;            // of each rank
   std::vector<int> devices;  // CUDA ordinals, one for each rank
 };

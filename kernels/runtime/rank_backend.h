@@ -7,8 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "common/parallel/block_gather.h"
+#include "kernels/backend.h"
+#include "kernels/device.h"
 #include "kernels/host_device.h"
-#include "kernels/ops.h"
 
 namespace isobit {
 
@@ -16,7 +17,7 @@ namespace isobit {
 // have equal layouts of packed weights.
 struct RankBackend {
   // Makes a rank's ops, for its passes.
-  std::function<absl::StatusOr<std::unique_ptr<Ops>>(int local_rank)> make_ops;
+  std::function<absl::StatusOr<std::unique_ptr<Backend>>(int local_rank)> make_ops;
   // Makes the device for a version of a rank's weights. Called for each version, so that filling
   // its memory does not disturb passes.
   std::function<absl::StatusOr<std::unique_ptr<Device>>(int local_rank)> make_device =

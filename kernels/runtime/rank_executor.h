@@ -22,7 +22,8 @@
 #include "kernels/model/rank_shape.h"
 #include "kernels/model/resident_weights.h"
 #include "kernels/model/transformer.h"
-#include "kernels/ops.h"
+#include "kernels/ops/log_probs.h"
+#include "kernels/ops/paged_kv.h"
 
 namespace isobit {
 

@@ -9,6 +9,7 @@
 #include "common/base/status_macros.h"
 #include "kernels/contract/log_prob.h"
 #include "kernels/cuda/log_probs/log_probs.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit {
 
@@ -72,8 +73,8 @@ size_t StepDraws::bytes() const {
   return bytes;
 }
 
-LogProbArgs StepDraws::Args(const std::vector<LogProbRequest>& requests, size_t begin, size_t end,
-                            const float* logits, int64_t columns) const {
+LogProbsArgs StepDraws::Args(const std::vector<LogProbRequest>& requests, size_t begin, size_t end,
+                             const float* logits, int64_t columns) const {
   return {.logits = logits,
           .ld = columns,
           .requests = requests.data() + begin,

@@ -18,6 +18,7 @@
 #include "kernels/cuda/log_prob_transfer.h"
 #include "kernels/cuda/rows/step_kernels.h"
 #include "kernels/model/rank_shape.h"
+#include "kernels/ops/log_probs.h"
 #include "kernels/runtime/rank_exchange.h"
 #include "kernels/runtime/rank_executor.h"
 
@@ -68,7 +69,7 @@ class StepDraws {
   // What a launched step keeps until it is collected.
   struct Slot {
     cuda::LogProbTransfer log_probs;
-    LogProbArgs args;  // the step's rows from first_row on, whose logits this rank has
+    LogProbsArgs args;  // the step's rows from first_row on, whose logits this rank has
     size_t first_row = 0;
     size_t own_begin = 0;  // the first of them that this rank reports
     size_t own_end = 0;
@@ -85,8 +86,8 @@ class StepDraws {
   size_t num_ranks() const { return static_cast<size_t>(shape_.num_ranks); }
   // Rows are distributed over the ranks in contiguous runs: [begin, end) to this rank.
   std::pair<size_t, size_t> RowsOf(size_t num_rows, int rank) const;
-  LogProbArgs Args(const std::vector<LogProbRequest>& requests, size_t begin, size_t end,
-                   const float* logits, int64_t columns) const;
+  LogProbsArgs Args(const std::vector<LogProbRequest>& requests, size_t begin, size_t end,
+                    const float* logits, int64_t columns) const;
   // Every rank sums and draws in its ranges of the vocabulary, then combines the results of all
   // ranks, so that only a few numbers per row cross the links.
   absl::Status DrawByRanges(const std::vector<LogProbRequest>& requests, Slot& slot);

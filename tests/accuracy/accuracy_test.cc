@@ -15,7 +15,7 @@
 #include "common/base/digest.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/log_prob.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "nlohmann/json.hpp"
 #include "tests/invariance/forward_harness.h"
 #include "tests/invariance/tiny_models.h"
@@ -53,12 +53,12 @@ Tokens Join(const nlohmann::json& first, const nlohmann::json& second) {
 double LogProbOf(const float* logits, int64_t vocab, int32_t token) {
   const LogProbRequest request = {.sampling = {}, .target = token, .raw = true};
   LogProbResult result;
-  EXPECT_TRUE(MakeCpuOps({})
-                  ->LogProbs({.logits = logits,
-                              .requests = &request,
-                              .results = &result,
-                              .num_rows = 1,
-                              .vocab = vocab})
+  EXPECT_TRUE(MakeCpuBackend({})
+                  ->Run(LogProbsArgs{.logits = logits,
+                                     .requests = &request,
+                                     .results = &result,
+                                     .num_rows = 1,
+                                     .vocab = vocab})
                   .ok());
   EXPECT_TRUE(result.finite);
   return result.token.logprob;
@@ -81,7 +81,7 @@ TEST_P(AccuracyTest, ErrorIsNoLargerThanTransformersBf16) {
 
   const ForwardHarness model(directory);
   Schedule schedule;
-  schedule.make_ops = [] { return MakeCpuOps({.num_threads = 2}); };
+  schedule.make_ops = [] { return MakeCpuBackend({.num_threads = 2}); };
   const int64_t vocab = model.config().vocab_size;
   double max = 0;
   double sum = 0;
@@ -130,7 +130,7 @@ TEST(GreedyTest, GreedyContinuationsOfSmolLm2) {
   const nlohmann::json reference = nlohmann::json::parse(file);
   const ForwardHarness model(directory);
   Schedule schedule;
-  schedule.make_ops = [] { return MakeCpuOps({.num_threads = 2}); };
+  schedule.make_ops = [] { return MakeCpuBackend({.num_threads = 2}); };
   const auto vocab = static_cast<size_t>(model.config().vocab_size);
   std::vector<Tokens> sequences;
   for (const auto& greedy : reference["greedy"]) {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/model/sampling.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "nlohmann/json.hpp"
 
 namespace isobit {
@@ -54,14 +54,14 @@ class Row {
 
   size_t vocab() const { return logits_.size(); }
   // Scores `target`; -1: draws.
-  TokenLogProb Run(Ops& ops, int32_t target) const {
+  TokenLogProb Run(Backend& ops, int32_t target) const {
     const LogProbRequest request = {.sampling = sampling_.NextRow(), .target = target};
     LogProbResult result;
-    EXPECT_TRUE(ops.LogProbs({.logits = logits_.data(),
-                              .requests = &request,
-                              .results = &result,
-                              .num_rows = 1,
-                              .vocab = static_cast<int64_t>(vocab())})
+    EXPECT_TRUE(ops.Run(LogProbsArgs{.logits = logits_.data(),
+                                     .requests = &request,
+                                     .results = &result,
+                                     .num_rows = 1,
+                                     .vocab = static_cast<int64_t>(vocab())})
                     .ok());
     EXPECT_TRUE(result.finite);
     return result.token;
@@ -73,7 +73,7 @@ class Row {
 };
 
 // Prints every case that does not agree; returns their number.
-int Disagreements(Ops& ops) {
+int Disagreements(Backend& ops) {
   std::ifstream file(std::string(REFERENCES_DIRECTORY) + "/vllm_sampling.json");
   const nlohmann::json references = nlohmann::json::parse(file);
   EXPECT_GE(references["cases"].size(), 100u);
@@ -107,11 +107,11 @@ int Disagreements(Ops& ops) {
 }
 
 TEST(VllmSamplingTest, TheOracleKeepsWhatVllmKeeps) {
-  EXPECT_EQ(Disagreements(*MakeOracleOps()), 0);
+  EXPECT_EQ(Disagreements(*MakeOracleBackend()), 0);
 }
 
 TEST(VllmSamplingTest, TheCpuKeepsWhatVllmKeeps) {
-  EXPECT_EQ(Disagreements(*MakeCpuOps({.num_threads = 1})), 0);
+  EXPECT_EQ(Disagreements(*MakeCpuBackend({.num_threads = 1})), 0);
 }
 
 }  // namespace

@@ -157,7 +157,7 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < schedule.tp_size; ++rank) {
     ranks.emplace_back([&, rank] {
-      const std::unique_ptr<Ops> ops = schedule.make_ops();
+      const std::unique_ptr<Backend> ops = schedule.make_ops();
       const WeightLayout layout(config_, *ShapeOfRank(config_, rank, schedule.tp_size),
                                 ops->packer());
       const auto weights = Must(ResidentWeights::Create(layout, ops->device()));

@@ -12,8 +12,9 @@
 
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
+#include "kernels/backend.h"
+#include "kernels/contract/portable.h"
 #include "kernels/model/transformer.h"
-#include "kernels/ops.h"
 
 namespace isobit::invariance {
 
@@ -23,7 +24,7 @@ using SequenceLogits = std::vector<float>;
 
 struct Schedule {
   int tp_size = 1;
-  std::function<std::unique_ptr<Ops>()> make_ops;  // one for each rank
+  std::function<std::unique_ptr<Backend>()> make_ops;  // one for each rank
   // The first tokens of a sequence are prefilled in one step, the rest decoded `decode_rows` at a
   // time; 0: all in one step.
   int64_t prefill = 0;

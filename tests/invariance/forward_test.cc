@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/invariance/forward_harness.h"
 #include "tests/invariance/order_dependent_ops.h"
 #include "tests/invariance/tiny_models.h"
@@ -25,7 +25,7 @@ constexpr int64_t kPrefill = 23;
 
 Schedule OnCpu(NumericsMode mode = NumericsMode::kTree) {
   Schedule schedule;
-  schedule.make_ops = [mode] { return MakeCpuOps({.mode = mode}); };
+  schedule.make_ops = [mode] { return MakeCpuBackend({.mode = mode}); };
   return schedule;
 }
 
@@ -54,7 +54,7 @@ class ForwardInvarianceTest : public testing::TestWithParam<std::string> {
 // INVARIANT: the CPU backend evaluates the scalar definition.
 TEST_P(ForwardInvarianceTest, EqualsTheScalarDefinition) {
   Schedule oracle;
-  oracle.make_ops = [] { return MakeOracleOps(); };
+  oracle.make_ops = [] { return MakeOracleBackend(); };
   const auto expected = model_.Run({sequences_[2]}, oracle);
   EXPECT_TRUE(BitwiseEqual(model_.Run({sequences_[2]}, OnCpu())[0], expected[0]));
 }
@@ -147,7 +147,7 @@ TEST_P(ForwardInvarianceTest, RowsAtATime) {
 // The same for the scalar definition.
 TEST_P(ForwardInvarianceTest, RowsAtATimeOfTheDefinition) {
   Schedule oracle;
-  oracle.make_ops = [] { return MakeOracleOps(); };
+  oracle.make_ops = [] { return MakeOracleBackend(); };
   oracle.prefill = 5;
   const std::vector<Tokens> one = {Tokens(sequences_[2].begin(), sequences_[2].begin() + 13)};
   const auto expected = model_.Run(one, OnCpu());
@@ -197,7 +197,7 @@ TEST_P(ForwardInvarianceTest, ThreadsAndInstructionSets) {
     if (isa > cpu::DetectIsa()) continue;
     for (const int threads : {1, 2}) {
       Schedule schedule = OnCpu();
-      schedule.make_ops = [&] { return MakeCpuOps({.isa = isa, .num_threads = threads}); };
+      schedule.make_ops = [&] { return MakeCpuBackend({.isa = isa, .num_threads = threads}); };
       EXPECT_TRUE(AllEqual(model_.Run(sequences_, schedule), expected))
           << cpu::IsaName(isa) << " x " << threads;
       ++variants;

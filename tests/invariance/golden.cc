@@ -32,14 +32,14 @@ SamplingParams AllParameters() {
 }
 
 // logits: [vocab], in the backend's memory.
-LogProbResult LogProbsOf(Ops& ops, const float* logits, int64_t vocab,
+LogProbResult LogProbsOf(Backend& ops, const float* logits, int64_t vocab,
                          const LogProbRequest& request) {
   LogProbResult result;
-  EXPECT_TRUE(ops.LogProbs({.logits = logits,
-                            .requests = &request,
-                            .results = &result,
-                            .num_rows = 1,
-                            .vocab = vocab})
+  EXPECT_TRUE(ops.Run(LogProbsArgs{.logits = logits,
+                                   .requests = &request,
+                                   .results = &result,
+                                   .num_rows = 1,
+                                   .vocab = vocab})
                   .ok());
   EXPECT_TRUE(result.finite);
   return result;
@@ -71,7 +71,7 @@ nlohmann::json GoldenDigests(const std::string& name) {
 }
 
 nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
-                         const SequenceLogits& logits, Ops& ops) {
+                         const SequenceLogits& logits, Backend& ops) {
   const int64_t vocab = model.config().vocab_size;
   const absl::Span<const int32_t> prompt = absl::MakeConstSpan(tokens).first(kPromptTokens);
   SequenceSampling sampling(AllParameters(), model.config().eos_token_ids, 42, 1, prompt);
@@ -101,7 +101,7 @@ nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
           {"drawn_tokens", Sha256Hex(drawn.data(), drawn.size() * sizeof(int32_t))}};
 }
 
-nlohmann::json ManyWeightsDigest(Ops& ops) {
+nlohmann::json ManyWeightsDigest(Backend& ops) {
   constexpr size_t kRange = 49152;  // the GPU backend takes at most 50,000 tokens in a range
   constexpr size_t kVocab = contract::kLeaves * kRange;
   std::vector<float> values;

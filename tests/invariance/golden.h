@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/backend.h"
 #include "nlohmann/json.hpp"
 #include "tests/invariance/forward_harness.h"
 
@@ -26,12 +26,12 @@ nlohmann::json GoldenDigests(const std::string& name);
 // over the tokens behind a prompt: raw logprobs of the tokens, entropies, and ids and processed
 // logprobs of the tokens that would be drawn.
 nlohmann::json DigestsOf(const ForwardHarness& model, const Tokens& tokens,
-                         const SequenceLogits& logits, Ops& ops);
+                         const SequenceLogits& logits, Backend& ops);
 
 // The digest of LogProbs' results for rows of 393,216 logits. In the range that has most of the
 // mass, a tenth of the mass is in such small weights that their number of fraction bits changes the
 // sum. golden.json: "many-weights".
-nlohmann::json ManyWeightsDigest(Ops& ops);
+nlohmann::json ManyWeightsDigest(Backend& ops);
 
 }  // namespace isobit::invariance
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
-#include "kernels/cuda/make_cuda_ops.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/invariance/forward_harness.h"
 #include "tests/invariance/golden.h"
 #include "tests/invariance/tiny_models.h"
@@ -18,14 +18,14 @@ namespace {
 
 Schedule OnGpu(NumericsMode mode = NumericsMode::kTree) {
   Schedule schedule;
-  schedule.make_ops = [mode] { return MakeCudaOps({.mode = mode}).value(); };
+  schedule.make_ops = [mode] { return CudaBackend::Create({.mode = mode}).value(); };
   return schedule;
 }
 
 class GoldenCudaTest : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (const auto ops = MakeCudaOps({}); !ops.ok()) {
+    if (const auto ops = CudaBackend::Create({}); !ops.ok()) {
       GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << ops.status().message();
     }
     if (!std::filesystem::exists(GoldenModelDirectory(GetParam()) + "/config.json")) {
@@ -57,7 +57,7 @@ TEST_P(GoldenCudaTest, SchedulesGiveTheCpuBackendsLogits) {
     sequences.push_back(model.RandomTokens(length, static_cast<uint32_t>(length)));
   }
   Schedule cpu;
-  cpu.make_ops = [] { return MakeCpuOps({}); };
+  cpu.make_ops = [] { return MakeCpuBackend({}); };
   const std::vector<SequenceLogits> expected = model.Run(sequences, cpu);
   for (const int64_t prefill : {0, 1, 33}) {
     for (const int32_t page_size : {1, 16, 128}) {
@@ -93,7 +93,7 @@ TEST_P(GoldenCudaTest, VanillaDiffersButNotMuch) {
 }
 
 TEST(GoldenRowCudaTest, ManyWeights) {
-  const auto ops = MakeCudaOps({});
+  const auto ops = CudaBackend::Create({});
   if (!ops.ok()) GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << ops.status().message();
   EXPECT_EQ(ManyWeightsDigest(**ops), GoldenDigests("many-weights"));
 }

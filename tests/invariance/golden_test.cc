@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/invariance/forward_harness.h"
 #include "tests/support/test_name.h"
 
@@ -44,7 +44,7 @@ TEST_P(GoldenTest, DigestsHold) {
   const ForwardHarness model(directory);
   const Tokens tokens = GoldenTokens(GetParam(), model);
   Schedule schedule;
-  schedule.make_ops = [] { return MakeCpuOps({.num_threads = 2}); };
+  schedule.make_ops = [] { return MakeCpuBackend({.num_threads = 2}); };
   const SequenceLogits logits = model.Run({tokens}, schedule)[0];
   WriteValues(GetParam(), logits);
   const nlohmann::json actual = DigestsOf(model, tokens, logits, *schedule.make_ops());
@@ -52,7 +52,7 @@ TEST_P(GoldenTest, DigestsHold) {
 }
 
 TEST(GoldenRowTest, ManyWeights) {
-  const nlohmann::json actual = ManyWeightsDigest(*MakeCpuOps({}));
+  const nlohmann::json actual = ManyWeightsDigest(*MakeCpuBackend({}));
   EXPECT_EQ(actual, GoldenDigests("many-weights")) << "\"many-weights\": " << actual.dump(2);
 }
 

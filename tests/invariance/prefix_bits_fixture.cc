@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/runtime/host_executor.h"
 #include "tests/invariance/service_bits_fixture.h"
 #include "tests/invariance/tiny_models.h"
@@ -67,7 +67,7 @@ std::unique_ptr<Engine> PrefixBitsFixture::MakeEngine(const PrefixSetup& setup) 
       .num_pages = setup.num_pages,
       .max_positions = std::min<int64_t>(setup.max_positions, config_.max_position_embeddings),
       .make_rank = setup.make_rank != nullptr ? setup.make_rank : MakeHostRank([mode = setup.mode] {
-        return MakeCpuOps({.mode = mode});
+        return MakeCpuBackend({.mode = mode});
       })};
   options.scheduler = {.max_running = setup.max_running,
                        .max_batch_tokens = setup.max_batch_tokens,

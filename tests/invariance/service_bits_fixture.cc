@@ -16,10 +16,10 @@
 namespace isobit::invariance {
 namespace {
 
-std::unique_ptr<Ops> Backend(CpuOptions cpu, NumericsMode mode, bool spoiled) {
+std::unique_ptr<Backend> MakeBackend(CpuOptions cpu, NumericsMode mode, bool spoiled) {
   if (spoiled) return std::make_unique<OrderDependentOps>();
   cpu.mode = mode;
-  return MakeCpuOps(cpu);
+  return MakeCpuBackend(cpu);
 }
 
 class Collector final : public RequestSink {
@@ -128,7 +128,7 @@ std::vector<Completion> ServiceBitsFixture::Generate(const RolloutSetup& setup, 
       .num_pages = setup.num_pages,
       .max_positions = 256,
       .make_rank = setup.make_rank != nullptr ? setup.make_rank : MakeHostRank([setup] {
-        return Backend(setup.cpu, setup.mode, setup.spoiled);
+        return MakeBackend(setup.cpu, setup.mode, setup.spoiled);
       })};
   options.scheduler = {.max_running = 16, .max_batch_tokens = 2048};
   const auto engine = ServeTinyModel(config_, options, GetParam());
@@ -156,7 +156,7 @@ std::vector<Completion> ServiceBitsFixture::Score(const std::vector<Completion>&
   options.num_shards = setup.shards;
   options.numerics = setup.mode;
   options.max_batch_tokens = setup.max_batch_tokens;
-  options.backend.make_ops = [setup](int) { return Backend({}, setup.mode, setup.spoiled); };
+  options.backend.make_ops = [setup](int) { return MakeBackend({}, setup.mode, setup.spoiled); };
   if (setup.choose_backend != nullptr) setup.choose_backend(options);
   auto scorer = Scorer::Load(options, GetParam());
   ISOBIT_EXPECT_OK(scorer.status());

@@ -11,7 +11,7 @@
 
 #include "common/config/numerics_mode.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/runtime/rank_executor.h"
 #include "rollout/engine.h"
 #include "trainer_bridge/scorer/scorer.h"

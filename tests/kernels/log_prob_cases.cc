@@ -177,7 +177,7 @@ void AppendBits(const TokenLogProb& token, RowBits* bits) {
 
 std::vector<RowBits> RunLogProbs(const std::vector<LogProbCase>& cases, const float* logits,
                                  int64_t ld,
-                                 absl::FunctionRef<absl::Status(const LogProbArgs& args)> run) {
+                                 absl::FunctionRef<absl::Status(const LogProbsArgs& args)> run) {
   std::vector<LogProbRequest> requests;
   std::vector<LogProbResult> results;
   for (const LogProbCase& c : cases) {
@@ -208,11 +208,11 @@ std::vector<RowBits> RunLogProbs(const std::vector<LogProbCase>& cases, const fl
   return all;
 }
 
-std::vector<RowBits> RunLogProbs(Ops& ops, const std::vector<LogProbCase>& cases) {
+std::vector<RowBits> RunLogProbs(Backend& ops, const std::vector<LogProbCase>& cases) {
   std::vector<float> logits;
   for (const LogProbCase& c : cases) logits.insert(logits.end(), c.logits.begin(), c.logits.end());
   return RunLogProbs(cases, logits.data(), static_cast<int64_t>(cases.front().logits.size()),
-                     [&ops](const LogProbArgs& args) { return ops.LogProbs(args); });
+                     [&ops](const LogProbsArgs& args) { return ops.Run(args); });
 }
 
 }  // namespace isobit::testing_support

@@ -10,7 +10,8 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "kernels/ops.h"
+#include "kernels/backend.h"
+#include "kernels/ops/log_probs.h"
 #include "tests/kernels/cpu/op_cases.h"
 
 namespace isobit::testing_support {
@@ -71,9 +72,9 @@ void AppendBits(const TokenLogProb& token, RowBits* bits);
 // backend's memory.
 std::vector<RowBits> RunLogProbs(const std::vector<LogProbCase>& cases, const float* logits,
                                  int64_t ld,
-                                 absl::FunctionRef<absl::Status(const LogProbArgs& args)> run);
+                                 absl::FunctionRef<absl::Status(const LogProbsArgs& args)> run);
 // The same for a backend in host memory.
-std::vector<RowBits> RunLogProbs(Ops& ops, const std::vector<LogProbCase>& cases);
+std::vector<RowBits> RunLogProbs(Backend& ops, const std::vector<LogProbCase>& cases);
 
 }  // namespace isobit::testing_support
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "kernels/cpu/training_ops.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/oracle/oracle_backend.h"
 
 namespace isobit::testing_support {
 
@@ -30,10 +30,10 @@ void ExpectSameBits(const Bits& actual, const Bits& expected) {
 }
 
 Bits ExpectOracleBits(RunOp run) {
-  const Bits expected = run(*MakeOracleTrainingOps());
+  const Bits expected = run(*MakeOracleBackend());
   for (const CpuOptions& options : AllCpuOptions()) {
     SCOPED_TRACE(Describe(options));
-    ExpectSameBits(run(*MakeCpuTrainingOps(options)), expected);
+    ExpectSameBits(run(*MakeCpuBackend(options)), expected);
   }
   return expected;
 }

@@ -12,7 +12,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "kernels/training_ops.h"
+#include "kernels/contract/portable.h"
+#include "kernels/ops/op_table.h"
 #include "tests/kernels/cpu/op_cases.h"
 
 namespace isobit::testing_support {
@@ -44,7 +45,7 @@ class Bits {
 };
 
 // Runs one op and collects its results.
-using RunOp = absl::FunctionRef<Bits(TrainingOps&)>;
+using RunOp = absl::FunctionRef<Bits(OpTable&)>;
 
 // How many elements of a tensor differ.
 int64_t Differences(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b);

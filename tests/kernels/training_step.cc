@@ -83,7 +83,7 @@ struct Layer {
 
 class Step {
  public:
-  Step(TrainingOps& ops, std::vector<int64_t> packs, const StepMemory& memory)
+  Step(OpTable& ops, std::vector<int64_t> packs, const StepMemory& memory)
       : ops_(ops), packs_(std::move(packs)), arrays_(memory) {
     std::vector<int32_t> ids(kStepRows);
     std::vector<int32_t> positions(kStepRows);
@@ -139,17 +139,17 @@ class Step {
     args.residual = residual;
     args.bias = bias;
     args.bf16_out = arrays_.Result<Bf16>(layer.name, kStepRows * layer.weight.n());
-    ExpectOk(ops_.StackedLinear(args));
+    ExpectOk(ops_.Run(args));
     return args.bf16_out;
   }
   Bf16* Norm(const std::string& name, Bf16* x, const Bf16* weight) {
     Bf16* const out = arrays_.Result<Bf16>(name, kStepRows * kHidden);
-    ExpectOk(ops_.RmsNorm({.residual = x,
-                           .weight = weight,
-                           .out = out,
-                           .rows = kStepRows,
-                           .hidden = kHidden,
-                           .eps = kEps}));
+    ExpectOk(ops_.Run(RmsNormArgs{.residual = x,
+                                  .weight = weight,
+                                  .out = out,
+                                  .rows = kStepRows,
+                                  .hidden = kHidden,
+                                  .eps = kEps}));
     return out;
   }
 
@@ -166,15 +166,15 @@ class Step {
     lm_head_ = MakeLayer("lm_head", {kVocab}, kHidden);
 
     embedded_ = arrays_.Result<Bf16>("embedding", kStepRows * kHidden);
-    ExpectOk(ops_.Embedding(
-        {ids_, kStepRows, arrays_.Normal(kVocab * kHidden, 1.0f), kHidden, embedded_}));
+    ExpectOk(ops_.Run(EmbeddingArgs{ids_, kStepRows, arrays_.Normal(kVocab * kHidden, 1.0f),
+                                    kHidden, embedded_}));
     norm1_ = Norm("norm1", embedded_, norms_[0]);
     Attend(Output(qkv_layer_, norm1_, nullptr, arrays_.NormalFloats(kQ + 2 * kKv)));
     after_attention_ = Output(o_layer_, attention_.out, embedded_, nullptr);
     norm2_ = Norm("norm2", after_attention_, norms_[1]);
     gate_up_ = Output(gate_up_layer_, norm2_, nullptr, nullptr);
     middle_ = arrays_.Result<Bf16>("swiglu", kStepRows * kMiddle);
-    ExpectOk(ops_.SwiGlu({gate_up_, middle_, kStepRows, kMiddle}));
+    ExpectOk(ops_.Run(SwiGluArgs{gate_up_, middle_, kStepRows, kMiddle}));
     after_mlp_ = Output(down_layer_, middle_, after_attention_, nullptr);
     return Norm("norm3", after_mlp_, norms_[2]);
   }
@@ -194,7 +194,7 @@ class Step {
               .q = arrays_.Result<Bf16>("q", kStepRows * kQ),
               .k = arrays_.Result<Bf16>("k", kStepRows * kKv),
               .v = arrays_.Result<Bf16>("v", kStepRows * kKv)};
-    ExpectOk(ops_.TrainingQkv(heads_));
+    ExpectOk(ops_.Run(heads_));
     attention_ = {
         .q = heads_.q,
         .k = heads_.k,
@@ -207,7 +207,7 @@ class Step {
         .scale = contract::AttentionScale(kHeadDim),
         .out = arrays_.Result<Bf16>("attention", kStepRows * kQ),
         .log_sums = arrays_.Result<float>("log-sums", kHeads * kStepRows)};
-    ExpectOk(ops_.TrainingAttention(attention_));
+    ExpectOk(ops_.Run(attention_));
   }
 
   // Of the first kTokens rows. Returns the gradient of their logits.
@@ -215,7 +215,7 @@ class Step {
     hidden_ = hidden;
     StackedLinearArgs lm_head = Linear(lm_head_, hidden, kTokens);
     lm_head.fp32_out = arrays_.Result<float>("logits", kTokens * kVocab);
-    ExpectOk(ops_.StackedLinear(lm_head));
+    ExpectOk(ops_.Run(lm_head));
     std::vector<int32_t> targets(kTokens);
     std::vector<int32_t> top_k(kTokens);
     for (size_t t = 0; t < kTokens; ++t) {
@@ -234,24 +234,24 @@ class Step {
     forward.logprobs = arrays_.Result<float>("logprobs", kTokens);
     forward.entropies = arrays_.Result<float>("entropies", kTokens);
     forward.state = arrays_.Zeros<LogProbRow>(kTokens);
-    ExpectOk(ops_.TrainingLogProbs(forward));
+    ExpectOk(ops_.Run(forward));
     float* const values = arrays_.Result<float>("losses", kTokens);
     float* const gradients = arrays_.Result<float>("dlogprobs", kTokens);
-    ExpectOk(
-        ops_.PolicyLoss({.tokens = kTokens,
-                         .logprobs = forward.logprobs,
-                         .advantages = arrays_.NormalFloats(kTokens),
-                         .weights = arrays_.Copy(std::vector<float>(kTokens, 1.0f / kTokens)),
-                         .old_logprobs = arrays_.Copy(std::vector<float>(kTokens, -8.0f)),
-                         .reference_logprobs = arrays_.Copy(std::vector<float>(kTokens, -7.5f)),
-                         .kl = 0.125f,
-                         .values = values,
-                         .gradients = gradients}));
-    ExpectOk(ops_.TreeSum({values, kTokens, arrays_.Result<float>("loss", 1)}));
+    ExpectOk(ops_.Run(
+        PolicyLossArgs{.tokens = kTokens,
+                       .logprobs = forward.logprobs,
+                       .advantages = arrays_.NormalFloats(kTokens),
+                       .weights = arrays_.Copy(std::vector<float>(kTokens, 1.0f / kTokens)),
+                       .old_logprobs = arrays_.Copy(std::vector<float>(kTokens, -8.0f)),
+                       .reference_logprobs = arrays_.Copy(std::vector<float>(kTokens, -7.5f)),
+                       .kl = 0.125f,
+                       .values = values,
+                       .gradients = gradients}));
+    ExpectOk(ops_.Run(TreeSumArgs{values, kTokens, arrays_.Result<float>("loss", 1)}));
     Bf16* const dlogits = arrays_.Result<Bf16>("dlogits", kTokens * kVocab);
-    ExpectOk(ops_.LogProbGradient({forward.logits, kTokens, kVocab, forward.targets, sampling,
-                                   forward.state, gradients,
-                                   arrays_.Copy(std::vector<float>(kTokens, -0.01f)), dlogits}));
+    ExpectOk(ops_.Run(LogProbGradientArgs{
+        forward.logits, kTokens, kVocab, forward.targets, sampling, forward.state, gradients,
+        arrays_.Copy(std::vector<float>(kTokens, -0.01f)), dlogits}));
     return dlogits;
   }
 
@@ -271,7 +271,7 @@ class Step {
     input.m = rows;
     input.weight = weight;
     input.dx = arrays_.Result<Bf16>(layer.name + ".dx", kStepRows * weight.columns);
-    ExpectOk(ops_.InputGradient(input));
+    ExpectOk(ops_.Run(input));
     const std::vector<int64_t> packs = PacksOf(rows);
     WeightGradientArgs of_weight;
     of_weight.dy = dy;
@@ -286,14 +286,14 @@ class Step {
       of_weight.dw[i] = arrays_.Result<float>(absl::StrCat(layer.name, ".dw.", i),
                                               weight.rows[i] * weight.columns);
     }
-    ExpectOk(ops_.WeightGradient(of_weight));
+    ExpectOk(ops_.Run(of_weight));
     if (layer.name == "o") o_gradient_ = of_weight.dw[0];
     return input.dx;
   }
   Bf16* NormGradient(const std::string& name, const Bf16* x, const Bf16* weight, const Bf16* dy) {
     Bf16* const dx = arrays_.Result<Bf16>(name + ".dx", kStepRows * kHidden);
-    ExpectOk(ops_.RmsNormGradient(
-        {x, weight, dy, kHidden, kEps, packs_, dx, arrays_.Result<float>(name + ".dw", kHidden)}));
+    ExpectOk(ops_.Run(RmsNormGradientArgs{x, weight, dy, kHidden, kEps, packs_, dx,
+                                          arrays_.Result<float>(name + ".dw", kHidden)}));
     return dx;
   }
   // The gradient of a value that the residual and a norm read; the host adds them.
@@ -312,15 +312,15 @@ class Step {
     const Bf16* const dmlp = NormGradient("norm3", after_mlp_, norms_[2], dhidden);
     const Bf16* const dmiddle = LayerGradient(down_layer_, dmlp, middle_, kStepRows);
     Bf16* const dgate_up = arrays_.Result<Bf16>("dgate_up", 2 * kStepRows * kMiddle);
-    ExpectOk(ops_.SwiGluGradient({gate_up_, dmiddle, kStepRows, kMiddle, dgate_up}));
+    ExpectOk(ops_.Run(SwiGluGradientArgs{gate_up_, dmiddle, kStepRows, kMiddle, dgate_up}));
     const Bf16* const dnorm2 = LayerGradient(gate_up_layer_, dgate_up, norm2_, kStepRows);
     const Bf16* const dattention =
         Sum(dmlp, NormGradient("norm2", after_attention_, norms_[1], dnorm2));
     const Bf16* const dqkv =
         AttentionGradient(LayerGradient(o_layer_, dattention, attention_.out, kStepRows));
     constexpr int64_t kWidth = kQ + 2 * kKv;
-    ExpectOk(ops_.ColumnSums(
-        {dqkv, kWidth, kWidth, packs_, arrays_.Result<float>("qkv.dbias", kWidth)}));
+    ExpectOk(ops_.Run(
+        ColumnSumsArgs{dqkv, kWidth, kWidth, packs_, arrays_.Result<float>("qkv.dbias", kWidth)}));
     const Bf16* const dnorm1 = LayerGradient(qkv_layer_, dqkv, norm1_, kStepRows);
     TableGradient(Sum(dattention, NormGradient("norm1", embedded_, norms_[0], dnorm1)));
   }
@@ -329,11 +329,11 @@ class Step {
     Bf16* const dq = arrays_.Result<Bf16>("dq", kStepRows * kQ);
     Bf16* const dk = arrays_.Result<Bf16>("dk", kStepRows * kKv);
     Bf16* const dv = arrays_.Result<Bf16>("dv", kStepRows * kKv);
-    ExpectOk(ops_.AttentionGradient({attention_, dout, dq, dk, dv}));
+    ExpectOk(ops_.Run(AttentionGradientArgs{attention_, dout, dq, dk, dv}));
     Bf16* const dqkv = arrays_.Result<Bf16>("dqkv", kStepRows * (kQ + 2 * kKv));
-    ExpectOk(ops_.QkvGradient({heads_, dq, dk, dv, packs_, dqkv,
-                               arrays_.Result<float>("q_norm.dw", kHeadDim),
-                               arrays_.Result<float>("k_norm.dw", kHeadDim)}));
+    ExpectOk(ops_.Run(QkvGradientArgs{heads_, dq, dk, dv, packs_, dqkv,
+                                      arrays_.Result<float>("q_norm.dw", kHeadDim),
+                                      arrays_.Result<float>("k_norm.dw", kHeadDim)}));
     return dqkv;
   }
 
@@ -356,31 +356,31 @@ class Step {
                   static_cast<int64_t>(ids.size())};
     args.packs = packs_;
     args.dtable = arrays_.Result<float>("table.dw", kVocab * kHidden);
-    ExpectOk(ops_.EmbeddingGradient(args));
+    ExpectOk(ops_.Run(args));
   }
 
   // Of the layer o.
   void Update() {
     double* const rows = arrays_.Result<double>("square sums", kHidden);
-    ExpectOk(ops_.SquareSums({o_gradient_, kHidden, kQ, rows}));
-    ExpectOk(ops_.TreeSum64({rows, kHidden, arrays_.Result<double>("square sum", 1)}));
-    ExpectOk(ops_.AdamW({.count = kHidden * kQ,
-                         .parameter = arrays_.Result<float>("o.parameter", kHidden * kQ),
-                         .m = arrays_.Result<float>("o.m", kHidden * kQ),
-                         .v = arrays_.Result<float>("o.v", kHidden * kQ),
-                         .gradient = o_gradient_,
-                         .working = arrays_.Result<Bf16>("o.working", kHidden * kQ),
-                         .step = {.beta1 = 0.9f,
-                                  .one_minus_beta1 = 0.1f,
-                                  .beta2 = 0.95f,
-                                  .one_minus_beta2 = 0.05f,
-                                  .rate = 1e-3f,
-                                  .root_scale = 4.0f,
-                                  .eps = 1e-8f,
-                                  .clip = 0.75f}}));
+    ExpectOk(ops_.Run(SquareSumsArgs{o_gradient_, kHidden, kQ, rows}));
+    ExpectOk(ops_.Run(TreeSum64Args{rows, kHidden, arrays_.Result<double>("square sum", 1)}));
+    ExpectOk(ops_.Run(AdamWArgs{.count = kHidden * kQ,
+                                .parameter = arrays_.Result<float>("o.parameter", kHidden * kQ),
+                                .m = arrays_.Result<float>("o.m", kHidden * kQ),
+                                .v = arrays_.Result<float>("o.v", kHidden * kQ),
+                                .gradient = o_gradient_,
+                                .working = arrays_.Result<Bf16>("o.working", kHidden * kQ),
+                                .step = {.beta1 = 0.9f,
+                                         .one_minus_beta1 = 0.1f,
+                                         .beta2 = 0.95f,
+                                         .one_minus_beta2 = 0.05f,
+                                         .rate = 1e-3f,
+                                         .root_scale = 4.0f,
+                                         .eps = 1e-8f,
+                                         .clip = 0.75f}}));
   }
 
-  TrainingOps& ops_;
+  OpTable& ops_;
   const std::vector<int64_t> packs_;
   Arrays arrays_;
   const int32_t* ids_ = nullptr;
@@ -406,8 +406,7 @@ class Step {
 
 }  // namespace
 
-Bits RunTrainingStep(TrainingOps& ops, const std::vector<int64_t>& packs,
-                     const StepMemory& memory) {
+Bits RunTrainingStep(OpTable& ops, const std::vector<int64_t>& packs, const StepMemory& memory) {
   return Step(ops, packs, memory).Run();
 }
 

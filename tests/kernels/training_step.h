@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/training_ops.h"
+#include "kernels/ops/op_table.h"
 #include "tests/kernels/training_cases.h"
 
 namespace isobit::testing_support {
@@ -25,7 +25,7 @@ inline constexpr int64_t kStepRows = 160;
 
 // Runs the step: a layer with q and k norms and a bias, filtered logprobs of some rows, the clipped
 // loss, all gradients, and AdamW. `packs`: of kStepRows rows. Returns the bits of all results.
-Bits RunTrainingStep(TrainingOps& ops, const std::vector<int64_t>& packs, const StepMemory& memory);
+Bits RunTrainingStep(OpTable& ops, const std::vector<int64_t>& packs, const StepMemory& memory);
 
 // Those results of the step that are sums of products over token rows: other packs give them other
 // bits. (The table's gradient adds up bf16 values, which is often exact.)

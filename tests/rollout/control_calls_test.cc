@@ -10,9 +10,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/rollout/service_fixture.h"
-#include "tests/support/forwarding_ops.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/status_matchers.h"
 
 namespace isobit {
@@ -50,12 +50,14 @@ class StepGate {
   int num_held_ = 0;
 };
 
-class GatedOps final : public testing_support::ForwardingOps {
+class GatedOps final : public testing_support::ForwardingBackend {
  public:
-  explicit GatedOps(StepGate& gate) : ForwardingOps(MakeCpuOps({})), gate_(gate) {}
-  absl::Status Embedding(const EmbeddingArgs& args) override {
+  explicit GatedOps(StepGate& gate) : ForwardingBackend(MakeCpuBackend({})), gate_(gate) {
+    Replace<EmbeddingArgs>(*this);
+  }
+  absl::Status On(const EmbeddingArgs& args) {
     gate_.Pass();
-    return ForwardingOps::Embedding(args);
+    return inner().Run(args);
   }
 
  private:

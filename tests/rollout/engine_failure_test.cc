@@ -7,10 +7,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "rollout/engine.h"
 #include "tests/rollout/engine_fixture.h"
-#include "tests/support/forwarding_ops.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/status_matchers.h"
 
 namespace isobit {
@@ -24,13 +24,15 @@ INSTANTIATE_TEST_SUITE_P(Depth, EngineFailureTest, testing::Values(1, 2),
                          testing::PrintToStringParamName());
 
 // A backend that fails at its n-th linear layer.
-class FailingOps final : public testing_support::ForwardingOps {
+class FailingOps final : public testing_support::ForwardingBackend {
  public:
   explicit FailingOps(std::atomic<int>& countdown)
-      : ForwardingOps(MakeCpuOps({})), countdown_(countdown) {}
-  absl::Status Linear(const LinearArgs& args) override {
+      : ForwardingBackend(MakeCpuBackend({})), countdown_(countdown) {
+    Replace<LinearArgs>(*this);
+  }
+  absl::Status On(const LinearArgs& args) {
     if (--countdown_ == 0) return absl::InternalError("device lost");
-    return ForwardingOps::Linear(args);
+    return inner().Run(args);
   }
 
  private:

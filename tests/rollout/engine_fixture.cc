@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/rollout/deferred_executor.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"
@@ -48,7 +48,7 @@ EngineOptions EngineFixture::DefaultOptions() const {
                     .page_size = 4,
                     .num_pages = 64,
                     .max_positions = 200,
-                    .make_rank = RankOf([] { return MakeCpuOps({}); })};
+                    .make_rank = RankOf([] { return MakeCpuBackend({}); })};
   options.scheduler = {.max_running = 16, .max_batch_tokens = 256};
   return options;
 }

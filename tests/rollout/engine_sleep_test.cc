@@ -9,11 +9,11 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/host_device.h"
 #include "rollout/engine.h"
 #include "tests/rollout/engine_fixture.h"
-#include "tests/support/forwarding_ops.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/tiny_model.h"
 
@@ -244,9 +244,9 @@ class CrowdedDevice final : public HostDevice {
   const bool& full_;
 };
 
-class CrowdedOps final : public testing_support::ForwardingOps {
+class CrowdedOps final : public testing_support::ForwardingBackend {
  public:
-  explicit CrowdedOps(const bool& full) : ForwardingOps(MakeCpuOps({})), device_(full) {}
+  explicit CrowdedOps(const bool& full) : ForwardingBackend(MakeCpuBackend({})), device_(full) {}
   Device& device() override { return device_; }
 
  private:

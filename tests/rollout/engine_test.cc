@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"
@@ -74,7 +74,7 @@ TEST_P(EngineTest, GeneratesTheSameBitsAtAnyParallelSizeAndPageSize) {
 
 TEST_P(EngineTest, GeneratesTheBitsOfTheOracle) {
   EngineOptions options = DefaultOptions();
-  options.runner.make_rank = RankOf([] { return MakeOracleOps(); });
+  options.runner.make_rank = RankOf([] { return MakeOracleBackend(); });
   ExpectSameTokens(Generate(*MakeEngine(), MakeRequest("r")),
                    Generate(*MakeEngine(options), MakeRequest("r")));
 }
@@ -84,7 +84,8 @@ TEST_P(EngineTest, VanillaModeDependsOnTheParallelSize) {
   std::vector<float> logprobs[2];
   for (const int i : {0, 1}) {
     EngineOptions options = DefaultOptions();
-    options.runner.make_rank = RankOf([] { return MakeCpuOps({.mode = NumericsMode::kVanilla}); });
+    options.runner.make_rank =
+        RankOf([] { return MakeCpuBackend({.mode = NumericsMode::kVanilla}); });
     options.runner.tensor_parallel_size = i == 0 ? 1 : 4;
     logprobs[i] = Generate(*MakeEngine(options), MakeRequest("r")).logprobs;
   }

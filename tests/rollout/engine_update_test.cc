@@ -14,12 +14,12 @@
 #include "common/checkpoint/safetensors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/host_device.h"
 #include "rollout/engine.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/support/bitwise.h"
-#include "tests/support/forwarding_ops.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/observed_packer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -233,9 +233,9 @@ class FullDevice final : public HostDevice {
   }
 };
 
-class FullOps final : public testing_support::ForwardingOps {
+class FullOps final : public testing_support::ForwardingBackend {
  public:
-  FullOps() : ForwardingOps(MakeCpuOps({})) {}
+  FullOps() : ForwardingBackend(MakeCpuBackend({})) {}
   Device& device() override { return device_; }
 
  private:
@@ -290,10 +290,11 @@ TEST_P(EngineUpdateTest, AnAbandonedUpdateIsDroppedBeforeItsSwitch) {
 }
 
 // Counts the matrices that are packed.
-class CountingOps final : public testing_support::ForwardingOps {
+class CountingOps final : public testing_support::ForwardingBackend {
  public:
   explicit CountingOps(std::atomic<int>& packed)
-      : ForwardingOps(MakeCpuOps({})), packer_(CpuWeightPacker(), [&packed] { ++packed; }) {}
+      : ForwardingBackend(MakeCpuBackend({})),
+        packer_(CpuWeightPacker(), [&packed] { ++packed; }) {}
   const WeightPacker& packer() const override { return packer_; }
 
  private:

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/rollout/noisy_ops.h"
 #include "tests/rollout/speculation_fixture.h"
 #include "tests/support/status_matchers.h"
@@ -21,7 +21,7 @@ struct NamedPath {
   MakeHostOps make_ops;
 };
 NamedPath OfMode(const char* name, NumericsMode mode) {
-  return {name, [mode] { return MakeCpuOps({.mode = mode}); }};
+  return {name, [mode] { return MakeCpuBackend({.mode = mode}); }};
 }
 NamedPath Noisy(const char* name, float noise) {
   return {name, [noise] { return std::make_unique<NoisyOps>(noise); }};
@@ -41,7 +41,7 @@ class FastPathTest : public SpeculationFixture {
  protected:
   EngineOptions With(EngineOptions options, const NamedPath& path, size_t window,
                      size_t group) const {
-    options.runner.make_rank = RankOf([] { return MakeCpuOps({}); }, path.make_ops);
+    options.runner.make_rank = RankOf([] { return MakeCpuBackend({}); }, path.make_ops);
     options.scheduler.fast_path = {.window = window, .group = group};
     return options;
   }

@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/model/kv_cache.h"
 #include "kernels/runtime/host_executor.h"
 #include "tests/support/status_matchers.h"
@@ -25,13 +25,14 @@ class ModelRunnerPagesTest : public testing::Test {
  protected:
   // A runner whose ranks may take `kv_bytes` together.
   absl::StatusOr<std::unique_ptr<ModelRunner>> Create(int64_t kv_bytes, int32_t num_pages) const {
-    return ModelRunner::Create(config_,
-                               {.tensor_parallel_size = kRanks,
-                                .page_size = 4,
-                                .num_pages = num_pages,
-                                .max_positions = 18,
-                                .make_rank = MakeHostRank([] { return MakeCpuOps({}); }, kv_bytes)},
-                               kSequences, /*max_rows=*/64);
+    return ModelRunner::Create(
+        config_,
+        {.tensor_parallel_size = kRanks,
+         .page_size = 4,
+         .num_pages = num_pages,
+         .max_positions = 18,
+         .make_rank = MakeHostRank([] { return MakeCpuBackend({}); }, kv_bytes)},
+        kSequences, /*max_rows=*/64);
   }
   // Of one page, on all ranks together.
   int64_t page_bytes() const {

@@ -6,19 +6,20 @@
 
 #include "absl/status/status.h"
 #include "common/base/status_macros.h"
-#include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/tree_ops.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/support/forwarding_backend.h"
 
 namespace isobit {
 
 // Adds noise to partial sums and logits, which changes hidden states, keys, values and draws.
-class NoisyOps final : public cpu::TreeOps {
+class NoisyOps final : public testing_support::ForwardingBackend {
  public:
-  explicit NoisyOps(float noise) : TreeOps(CpuOptions()), noise_(noise) {}
+  explicit NoisyOps(float noise) : ForwardingBackend(MakeCpuBackend(CpuOptions())), noise_(noise) {
+    Replace<LinearArgs>(*this);
+  }
 
- protected:
-  absl::Status Product(const LinearArgs& a) override {
-    ISOBIT_RETURN_IF_ERROR(TreeOps::Product(a));
+  absl::Status On(const LinearArgs& a) {
+    ISOBIT_RETURN_IF_ERROR(inner().Run(a));
     if (a.fp32_out == nullptr) return absl::OkStatus();
     for (int64_t row = 0; row < a.m; ++row) {
       for (int64_t i = 0; i < a.weight.shape.n; ++i) {

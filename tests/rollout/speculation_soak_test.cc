@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "rollout/drafters.h"
 #include "tests/rollout/noisy_ops.h"
 #include "tests/rollout/speculation_fixture.h"
@@ -204,7 +204,7 @@ TEST_P(SpeculationSoakTest, RandomGuessesChangeNoBit) {
 TEST_P(SpeculationSoakTest, AFastPathChangesNoBit) {
   EngineOptions options = DefaultOptions();
   options.runner.make_rank =
-      RankOf([] { return MakeCpuOps({}); }, [] { return std::make_unique<NoisyOps>(0.05f); });
+      RankOf([] { return MakeCpuBackend({}); }, [] { return std::make_unique<NoisyOps>(0.05f); });
   options.scheduler.fast_path = {.window = 4, .group = 2};
   Soak(options);
 }

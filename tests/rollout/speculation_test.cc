@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/rollout/speculation_fixture.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/status_matchers.h"

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "kernels/runtime/host_executor.h"
 #include "tests/rollout/deferred_executor.h"
 #include "tests/rollout/engine_fixture.h"
@@ -19,9 +19,9 @@ class StepRowsTest : public EngineDepthFixture {
  protected:
   ResultsOfRows Run(int tp_size, const RowsRun& run,
                     NumericsMode mode = NumericsMode::kTree) const {
-    return Run([mode] { return MakeCpuOps({.mode = mode}); }, tp_size, run);
+    return Run([mode] { return MakeCpuBackend({.mode = mode}); }, tp_size, run);
   }
-  ResultsOfRows Run(std::function<std::unique_ptr<Ops>()> make_ops, int tp_size,
+  ResultsOfRows Run(std::function<std::unique_ptr<Backend>()> make_ops, int tp_size,
                     const RowsRun& run) const {
     ModelRunnerOptions options = DefaultOptions().runner;
     options.tensor_parallel_size = tp_size;
@@ -53,7 +53,7 @@ TEST_P(StepRowsTest, OfTheScalarDefinitionToo) {
   const ResultsOfRows expected = Run(1, {.rows_of_step = 1});
   for (const int64_t rows : {1, 3, 8}) {
     EXPECT_TRUE(
-        SameResults(Run([] { return MakeOracleOps(); }, 2, {.rows_of_step = rows}), expected))
+        SameResults(Run([] { return MakeOracleBackend(); }, 2, {.rows_of_step = rows}), expected))
         << rows;
   }
 }
@@ -72,8 +72,9 @@ TEST_P(StepRowsTest, WrongGuessesChangeNoBit) {
 // INVARIANT: steps of the fast path change no bit of those that compute their rows again.
 TEST_P(StepRowsTest, FastStepsChangeNoBitOfTheOthers) {
   const ResultsOfRows expected = Run(1, {.rows_of_step = 1});
-  const MakeRank host = MakeHostRank([] { return MakeCpuOps({}); }, /*kv_bytes=*/0,
-                                     [] { return MakeCpuOps({.mode = NumericsMode::kVanilla}); });
+  const MakeRank host =
+      MakeHostRank([] { return MakeCpuBackend({}); }, /*kv_bytes=*/0,
+                   [] { return MakeCpuBackend({.mode = NumericsMode::kVanilla}); });
   for (const int tp_size : {2, 4}) {
     ModelRunnerOptions options = DefaultOptions().runner;
     options.tensor_parallel_size = tp_size;

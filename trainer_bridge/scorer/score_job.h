@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "common/checkpoint/opened_model.h"
 #include "common/config/sampling_params.h"
-#include "kernels/ops.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit {
 

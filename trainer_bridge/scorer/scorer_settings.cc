@@ -12,7 +12,7 @@
 #include "common/rpc/calls_memory_flag.h"
 #include "common/rpc/channel_flags.h"
 #include "common/rpc/server_flags.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/runtime/cuda_backend.h"
 
 ABSL_FLAG(int, shards, 2,
@@ -91,7 +91,7 @@ absl::Status ReadBackend(ScorerSettings& settings, std::optional<int64_t> max_ba
   const int seconds = absl::GetFlag(FLAGS_gather_timeout_seconds);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("gather_timeout_seconds", seconds, 1, 86400));
   settings.timeout = std::chrono::seconds(seconds);
-  const bool is_cpu = settings.backend.backend == Backend::kCpu;
+  const bool is_cpu = settings.backend.backend == BackendKind::kCpu;
   if (is_cpu && place.world_size > 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("--backend=cpu serves from one process, not from ", place.world_size,
@@ -144,7 +144,7 @@ absl::StatusOr<ScorerSettings> ScorerSettingsFromFlags() {
 
 absl::StatusOr<RankBackend> MakeScorerBackend(const ScorerSettings& settings,
                                               const std::string& nccl_id) {
-  if (settings.backend.backend == Backend::kCuda) {
+  if (settings.backend.backend == BackendKind::kCuda) {
     return MakeCudaBackend({.numerics = settings.scorer.numerics,
                             .devices = settings.backend.devices,
                             .num_shards = settings.scorer.num_shards,
@@ -155,7 +155,7 @@ absl::StatusOr<RankBackend> MakeScorerBackend(const ScorerSettings& settings,
   CpuOptions cpu = settings.backend.cpu;
   cpu.mode = settings.scorer.numerics;
   RankBackend backend;
-  backend.make_ops = [cpu](int) { return MakeCpuOps(cpu); };
+  backend.make_ops = [cpu](int) { return MakeCpuBackend(cpu); };
   return backend;
 }
 

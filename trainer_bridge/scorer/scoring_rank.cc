@@ -60,7 +60,7 @@ struct ScoringRank::Scored {
 };
 
 ScoringRank::ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope,
-                         std::unique_ptr<Ops> ops, std::unique_ptr<BlockGather> gather,
+                         std::unique_ptr<Backend> ops, std::unique_ptr<BlockGather> gather,
                          size_t chunk_rows, bool prefix_sharing)
     : layout_(layout),
       ops_(std::move(ops)),
@@ -221,12 +221,12 @@ absl::Status ScoringRank::ScoreRows(absl::Span<const Row> rows, Scored& scored) 
   for (size_t r = 0; r < rows.size(); ++r) {
     scored.requests.push_back(RequestOf(rows[r], scored.counts[r]));
   }
-  return ops_->LogProbs({.logits = logits,
-                         .ld = vocab,
-                         .requests = scored.requests.data(),
-                         .results = scored.results.data(),
-                         .num_rows = static_cast<int64_t>(rows.size()),
-                         .vocab = vocab});
+  return ops_->Run(LogProbsArgs{.logits = logits,
+                                .ld = vocab,
+                                .requests = scored.requests.data(),
+                                .results = scored.results.data(),
+                                .num_rows = static_cast<int64_t>(rows.size()),
+                                .vocab = vocab});
 }
 
 LogProbRequest ScoringRank::RequestOf(const Row& row, std::vector<TokenCount>& counts) {

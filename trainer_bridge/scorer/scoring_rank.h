@@ -11,12 +11,14 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/parallel/block_gather.h"
+#include "kernels/backend.h"
+#include "kernels/contract/portable.h"
 #include "kernels/contract/rope.h"
 #include "kernels/growing_buffer.h"
 #include "kernels/model/sampling.h"
 #include "kernels/model/transformer.h"
 #include "kernels/model/weights.h"
-#include "kernels/ops.h"
+#include "kernels/ops/log_probs.h"
 #include "trainer_bridge/scorer/packed_pass.h"
 #include "trainer_bridge/scorer/score_job.h"
 #include "trainer_bridge/scorer/sharded_weights.h"
@@ -30,8 +32,9 @@ class ScoringRank {
   // weights; null if it is the only rank. chunk_rows: how many rows of logits exist at the same
   // time, since a long batch times a large vocabulary would not fit. prefix_sharing: whether tokens
   // with which several sequences of a pass begin are computed only once.
-  ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope, std::unique_ptr<Ops> ops,
-              std::unique_ptr<BlockGather> gather, size_t chunk_rows, bool prefix_sharing);
+  ScoringRank(const WeightLayout& layout, const contract::RopeTable& rope,
+              std::unique_ptr<Backend> ops, std::unique_ptr<BlockGather> gather, size_t chunk_rows,
+              bool prefix_sharing);
 
   // Allocates memory for passes of up to `tokens` tokens, 8 and more per sequence on average. With
   // shorter sequences or more tokens, a pass allocates the rest, or ends its jobs with
@@ -57,7 +60,7 @@ class ScoringRank {
   void Abort(const absl::Status& reason) { full_.Abort(reason); }
 
   const FullBlocks& full_blocks() const { return full_; }
-  const Ops& ops() const { return *ops_; }
+  const Backend& ops() const { return *ops_; }
 
  private:
   struct Sequence;
@@ -78,7 +81,7 @@ class ScoringRank {
   static void Take(const Row& row, const LogProbRequest& request, const LogProbResult& result);
 
   const WeightLayout& layout_;
-  const std::unique_ptr<Ops> ops_;
+  const std::unique_ptr<Backend> ops_;
   const size_t chunk_rows_;
   const bool prefix_sharing_;
   Transformer transformer_;

@@ -31,7 +31,7 @@ absl::Status ShardRanks::Init(const ModelConfig& config) {
   ISOBIT_CHECK(options_.backend.make_gather || options_.num_ranks == options_.num_shards)
       << "ranks of several processes without something that gathers between them";
   ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, 1));
-  std::vector<std::unique_ptr<Ops>> ops;
+  std::vector<std::unique_ptr<Backend>> ops;
   for (int rank = 0; rank < options_.num_ranks; ++rank) {
     ISOBIT_ASSIGN_OR_RETURN(ops.emplace_back(), options_.backend.make_ops(rank));
   }

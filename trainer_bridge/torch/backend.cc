@@ -7,7 +7,7 @@
 #include <memory>
 #include <mutex>
 
-#include "kernels/cpu/training_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "trainer_bridge/torch/cuda_backend.h"
 
 namespace isobit::bridge {
@@ -21,7 +21,7 @@ class CpuBackend {
     static auto& backend = *new CpuBackend;  // never destroyed: an op may run while main ends
     return backend;
   }
-  absl::Status With(absl::FunctionRef<absl::Status(TrainingOps&)> run) {
+  absl::Status With(absl::FunctionRef<absl::Status(const OpTable&)> run) {
     const std::lock_guard lock(mutex_);
     Prepare(std::max(1, static_cast<int>(torch::stable::get_num_threads())));
     return run(*ops_);
@@ -34,13 +34,13 @@ class CpuBackend {
     if (getpid() != process_) static_cast<void>(ops_.release());
     CpuOptions options;
     options.num_threads = num_threads;
-    ops_ = MakeCpuTrainingOps(options);
+    ops_ = MakeCpuBackend(options);
     num_threads_ = num_threads;
     process_ = getpid();
   }
 
   std::mutex mutex_;
-  std::unique_ptr<TrainingOps> ops_;
+  std::unique_ptr<Backend> ops_;
   int num_threads_ = 0;
   pid_t process_ = 0;
 };
@@ -48,7 +48,7 @@ class CpuBackend {
 }  // namespace
 
 absl::Status WithBackend(const torch::stable::Tensor& tensor,
-                         absl::FunctionRef<absl::Status(TrainingOps&)> run) {
+                         absl::FunctionRef<absl::Status(const OpTable&)> run) {
   if (tensor.is_cpu()) return CpuBackend::Get().With(run);
   if (tensor.is_cuda()) return WithCuda(tensor, run);
   return absl::UnimplementedError("expected tensors on cpu or cuda, got another device");

@@ -6,13 +6,13 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/op_table.h"
 
 namespace isobit::bridge {
 
 // Calls `run` with the ops of the device of `tensor`. UNIMPLEMENTED: that device has none.
 absl::Status WithBackend(const torch::stable::Tensor& tensor,
-                         absl::FunctionRef<absl::Status(TrainingOps&)> run);
+                         absl::FunctionRef<absl::Status(const OpTable&)> run);
 
 }  // namespace isobit::bridge
 

@@ -15,7 +15,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/contract/portable.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/losses.h"
+#include "kernels/ops/op_table.h"
+#include "kernels/ops/packs.h"
 #include "trainer_bridge/torch/backend.h"
 #include "trainer_bridge/torch/float_environment.h"
 
@@ -92,8 +94,8 @@ class Call {
   }
 
   template <typename Args>
-  void Run(absl::Status (TrainingOps::*op)(const Args&), const Args& args) const {
-    Finish(WithBackend(first_, [&](TrainingOps& ops) { return (ops.*op)(args); }));
+  void Run(const Args& args) const {
+    Finish(WithBackend(first_, [&](const OpTable& ops) { return ops.Run(args); }));
   }
 
   // Fails unless `holds`; the message shows `expected` and `got`.

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/cuda/training_cuda_ops.h"
+#include "kernels/cuda/cuda_backend.h"
 
 namespace isobit::bridge {
 
 absl::Status WithCuda(const torch::stable::Tensor& tensor,
-                      absl::FunctionRef<absl::Status(TrainingOps&)> run) {
+                      absl::FunctionRef<absl::Status(const OpTable&)> run) {
   const int32_t device = tensor.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   void* stream = nullptr;
@@ -20,13 +20,11 @@ absl::Status WithCuda(const torch::stable::Tensor& tensor,
   // Freed on return, when kernels may still read it: the allocator gives it only to work that
   // comes later on this stream.
   std::vector<torch::stable::Tensor> scratch;
-  TrainingCudaOps ops(
-      static_cast<cudaStream_t>(stream), [&](size_t bytes) -> absl::StatusOr<std::byte*> {
-        const std::vector<int64_t> shape = {static_cast<int64_t>(bytes)};
-        scratch.push_back(
-            torch::stable::new_empty(tensor, shape, torch::headeronly::ScalarType::Byte));
-        return static_cast<std::byte*>(scratch.back().mutable_data_ptr());
-      });
+  StreamOps ops(static_cast<cudaStream_t>(stream), [&](size_t bytes) -> absl::StatusOr<std::byte*> {
+    const std::vector<int64_t> shape = {static_cast<int64_t>(bytes)};
+    scratch.push_back(torch::stable::new_empty(tensor, shape, torch::headeronly::ScalarType::Byte));
+    return static_cast<std::byte*>(scratch.back().mutable_data_ptr());
+  });
   return run(ops);
 }
 

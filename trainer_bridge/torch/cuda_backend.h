@@ -6,14 +6,14 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/op_table.h"
 
 namespace isobit::bridge {
 
 // Calls `run` with the ops of the GPU of `tensor`, on PyTorch's current stream of that GPU, with
 // scratch memory from PyTorch's allocator. Waits for nothing. UNIMPLEMENTED: a build without CUDA.
 absl::Status WithCuda(const torch::stable::Tensor& tensor,
-                      absl::FunctionRef<absl::Status(TrainingOps&)> run);
+                      absl::FunctionRef<absl::Status(const OpTable&)> run);
 
 }  // namespace isobit::bridge
 

@@ -3,7 +3,7 @@
 namespace isobit::bridge {
 
 absl::Status WithCuda(const torch::stable::Tensor& /*tensor*/,
-                      absl::FunctionRef<absl::Status(TrainingOps&)> /*run*/) {
+                      absl::FunctionRef<absl::Status(const OpTable&)> /*run*/) {
   return absl::UnimplementedError(
       "expected tensors on cpu, got tensors on cuda: the library was built without "
       "-DISOBIT_CUDA=ON");

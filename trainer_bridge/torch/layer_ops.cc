@@ -117,7 +117,7 @@ Tensor Embedding(const Tensor& ids, const Tensor& table, const Tensor& unique_id
   TableOf(call, unique_ids, starts, rows, a.rows);
   a.table = call.In<Bf16>("table", table, {vocab, hidden});
   Tensor out = call.New<Bf16>({a.rows, hidden}, &a.out);
-  call.Run(&TrainingOps::Embedding, a);
+  call.Run(a);
   return out;
 }
 
@@ -127,7 +127,7 @@ Tensor EmbeddingBackward(const Tensor& dy, const Tensor& unique_ids, const Tenso
   EmbeddingGradientArgs a = EmbeddingGradientOf(call, dy, unique_ids, starts, rows, packs);
   call.CheckRange("unique_ids", unique_ids, vocab);
   Tensor dtable = call.NewZeros<float>({vocab, a.hidden}, &a.dtable);
-  call.Run(&TrainingOps::EmbeddingGradient, a);
+  call.Run(a);
   return dtable;
 }
 
@@ -142,7 +142,7 @@ void EmbeddingBackwardTied(const Tensor& dy, const Tensor& unique_ids, const Ten
       call.In<float>("head_sums", head_sums,
                      {static_cast<int64_t>(a.packs.size()) - 1, a.table.num_ids, a.hidden});
   a.dtable = call.InOut<float>("dtable", dtable, {vocab, a.hidden});
-  call.Run(&TrainingOps::EmbeddingGradient, a);
+  call.Run(a);
 }
 
 Tensor RmsNorm(const Tensor& x, const Tensor& weight, double eps, const Bounds& packs) {
@@ -157,7 +157,7 @@ Tensor RmsNorm(const Tensor& x, const Tensor& weight, double eps, const Bounds& 
   a.hidden = columns;
   a.eps = static_cast<float>(eps);
   Tensor out = call.New<Bf16>({rows, columns}, &a.out);
-  call.Run(&TrainingOps::RmsNorm, a);
+  call.Run(a);
   return out;
 }
 
@@ -174,7 +174,7 @@ std::tuple<Tensor, Tensor> RmsNormBackward(const Tensor& dy, const Tensor& x, co
   a.packs = call.Packs(packs, rows);
   Tensor dx = call.New<Bf16>({rows, columns}, &a.dx);
   Tensor dw = call.New<float>({columns}, &a.dw);
-  call.Run(&TrainingOps::RmsNormGradient, a);
+  call.Run(a);
   return {dx, dw};
 }
 
@@ -187,7 +187,7 @@ Tensor SwiGlu(const Tensor& gate_up) {
   a.rows = rows;
   a.columns = columns / 2;
   Tensor out = call.New<Bf16>({rows, a.columns}, &a.out);
-  call.Run(&TrainingOps::SwiGlu, a);
+  call.Run(a);
   return out;
 }
 
@@ -200,7 +200,7 @@ Tensor SwiGluBackward(const Tensor& ds, const Tensor& gate_up) {
   a.rows = rows;
   a.columns = columns;
   Tensor dgate_up = call.New<Bf16>({rows, 2 * columns}, &a.dgate_up);
-  call.Run(&TrainingOps::SwiGluGradient, a);
+  call.Run(a);
   return dgate_up;
 }
 
@@ -217,7 +217,7 @@ std::tuple<Tensor, Tensor, Tensor> Qkv(const Tensor& qkv, const Tensor& position
   Tensor q = call.New<Bf16>({rows, heads * head_dim}, &a.q);
   Tensor k = call.New<Bf16>({rows, kv_heads * head_dim}, &a.k);
   Tensor v = call.New<Bf16>({rows, kv_heads * head_dim}, &a.v);
-  call.Run(&TrainingOps::TrainingQkv, a);
+  call.Run(a);
   return {q, k, v};
 }
 
@@ -242,7 +242,7 @@ std::tuple<Tensor, Tensor, Tensor> QkvBackward(const Tensor& dq, const Tensor& d
   Tensor dq_norm = call.New<float>(norm, &a.dq_norm);
   Tensor dk_norm = call.New<float>(norm, &a.dk_norm);
   if (!q_norm) a.dq_norm = a.dk_norm = nullptr;
-  call.Run(&TrainingOps::QkvGradient, a);
+  call.Run(a);
   return {dqkv, dq_norm, dk_norm};
 }
 
@@ -256,7 +256,7 @@ std::tuple<Tensor, Tensor> Attention(const Tensor& q, const Tensor& k, const Ten
   Tensor out = call.New<Bf16>({a.rows, a.heads * head_dim}, &a.out);
   // Rows of no sequence are not written, and a result must be a function of its arguments.
   Tensor log_sums = call.NewZeros<float>({a.heads, a.rows}, &a.log_sums);
-  call.Run(&TrainingOps::TrainingAttention, a);
+  call.Run(a);
   return {out, log_sums};
 }
 
@@ -280,7 +280,7 @@ std::tuple<Tensor, Tensor, Tensor> AttentionBackward(const Tensor& dout, const T
   Tensor dq = call.New<Bf16>(q_shape, &a.dq);
   Tensor dk = call.New<Bf16>(kv_shape, &a.dk);
   Tensor dv = call.New<Bf16>(kv_shape, &a.dv);
-  call.Run(&TrainingOps::AttentionGradient, a);
+  call.Run(a);
   return {dq, dk, dv};
 }
 

@@ -53,7 +53,7 @@ Tensor Linear(const Tensor& x, const Tensors& weights, const Tensors& biases, co
   MaybeTensor bias;  // holds the memory
   if (!biases.empty()) bias = JoinBiases(call, biases, a.weight, &a.bias);
   Tensor out = call.New<Bf16>({a.m, a.weight.n()}, &a.bf16_out);
-  call.Run(&TrainingOps::StackedLinear, a);
+  call.Run(a);
   return out;
 }
 
@@ -73,7 +73,7 @@ Tensor LinearAdd(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
   if (bias) joined = JoinBiases(call, {*bias}, a.weight, &a.bias);
   a.residual = call.In<Bf16>("residual", residual, {a.m, a.weight.n()});
   Tensor out = call.New<Bf16>({a.m, a.weight.n()}, &a.bf16_out);
-  call.Run(&TrainingOps::StackedLinear, a);
+  call.Run(a);
   return out;
 }
 
@@ -85,7 +85,7 @@ Tensor LinearBackwardInput(const Tensor& dy, const Tensors& weights) {
   a.dy = call.In<Bf16>("dy", dy, {a.m, a.weight.n()});
   a.lddy = a.weight.n();
   Tensor dx = call.New<Bf16>({a.m, a.weight.columns}, &a.dx);
-  call.Run(&TrainingOps::InputGradient, a);
+  call.Run(a);
   return dx;
 }
 
@@ -111,7 +111,7 @@ Tensors LinearBackwardWeights(const Tensor& dy, const Tensor& x, const std::vect
   a.x = call.In<Bf16>("x", x, {m, columns});
   a.ldx = columns;
   a.packs = call.Packs(packs, m);
-  call.Run(&TrainingOps::WeightGradient, a);
+  call.Run(a);
   return dw;
 }
 
@@ -124,7 +124,7 @@ Tensor ColumnSums(const Tensor& x, const Bounds& packs) {
   a.columns = columns;
   a.packs = call.Packs(packs, rows);
   Tensor out = call.New<float>({columns}, &a.out);
-  call.Run(&TrainingOps::ColumnSums, a);
+  call.Run(a);
   return out;
 }
 

@@ -61,7 +61,7 @@ class Head {
     a.weight = weight;
     a.leaves = contract::PlanColumns(columns);
     a.fp32_out = logits;
-    call_.Run(&TrainingOps::StackedLinear, a);
+    call_.Run(a);
   }
 
   int64_t rows = 0;
@@ -91,7 +91,7 @@ Tensor Logits(const Tensor& hidden, const Tensor& weight) {
   a.weight.data[0] = call.In<Bf16>("weight", weight, {a.weight.rows[0], a.ldx});
   a.leaves = contract::PlanColumns(a.ldx);
   Tensor logits = call.New<float>({a.m, a.weight.rows[0]}, &a.fp32_out);
-  call.Run(&TrainingOps::StackedLinear, a);
+  call.Run(a);
   return logits;
 }
 
@@ -120,7 +120,7 @@ std::tuple<Tensor, Tensor, Tensor> LogProbs(const Tensor& hidden, const Tensor& 
     a.logprobs = logprobs + begin;
     a.entropies = entropies + begin;
     a.state = reinterpret_cast<LogProbRow*>(state) + begin;
-    call.Run(&TrainingOps::TrainingLogProbs, a);
+    call.Run(a);
   }
   return {logprobs_out, entropies_out, state_out};
 }
@@ -157,7 +157,7 @@ std::tuple<Tensor, Tensor> LogProbsBackward(const Tensor& dlogprobs, const Maybe
     logits.dlogprobs = g + begin;
     logits.dentropies = h != nullptr ? h + begin : nullptr;
     logits.dlogits = dlogits;
-    call.Run(&TrainingOps::LogProbGradient, logits);
+    call.Run(logits);
 
     InputGradientArgs input;
     input.dy = dlogits;
@@ -165,7 +165,7 @@ std::tuple<Tensor, Tensor> LogProbsBackward(const Tensor& dlogprobs, const Maybe
     input.m = rows;
     input.weight = head.weight;
     input.dx = dhidden + begin * head.columns;
-    call.Run(&TrainingOps::InputGradient, input);
+    call.Run(input);
 
     const int64_t bounds[] = {0, rows};
     WeightGradientArgs weights;
@@ -178,7 +178,7 @@ std::tuple<Tensor, Tensor> LogProbsBackward(const Tensor& dlogprobs, const Maybe
     weights.columns = head.columns;
     weights.dw[0] = dweight;
     weights.continues = begin > 0;
-    call.Run(&TrainingOps::WeightGradient, weights);
+    call.Run(weights);
   }
   return {dhidden_out, dweight_out};
 }

@@ -26,7 +26,7 @@ std::tuple<Tensor, Tensor> PolicyLoss(const Tensor& logprobs, const Tensor& adva
   a.kl = static_cast<float>(kl);
   Tensor values = call.New<float>({a.tokens}, &a.values);
   Tensor gradients = call.New<float>({a.tokens}, &a.gradients);
-  call.Run(&TrainingOps::PolicyLoss, a);
+  call.Run(a);
   return {values, gradients};
 }
 
@@ -45,7 +45,7 @@ std::tuple<Tensor, Tensor> LossFunction(const Tensor& x, const std::string& func
   a.x = call.In<float>("x", x, {a.count});
   Tensor values = call.New<float>({a.count}, &a.values);
   Tensor gradients = call.New<float>({a.count}, &a.gradients);
-  call.Run(&TrainingOps::LossFunction, a);
+  call.Run(a);
   return {values, gradients};
 }
 
@@ -55,7 +55,7 @@ Tensor TreeSum(const Tensor& x) {
   a.count = call.Length("x", x);
   a.x = call.In<float>("x", x, {a.count});
   Tensor sum = call.New<float>({}, &a.sum);
-  call.Run(&TrainingOps::TreeSum, a);
+  call.Run(a);
   return sum;
 }
 
@@ -69,7 +69,7 @@ Tensor SequenceSums(const Tensor& x, const Tensor& bounds) {
   a.bounds = call.In<int32_t>("bounds", bounds, {a.sequences + 1});
   call.CheckBounds("bounds", bounds, count);
   Tensor sums = call.New<float>({a.sequences}, &a.sums);
-  call.Run(&TrainingOps::SequenceSums, a);
+  call.Run(a);
   return sums;
 }
 

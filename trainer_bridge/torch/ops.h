@@ -1,5 +1,5 @@
 // The ops as functions over tensors: each checks its arguments, allocates its results and calls one
-// op of TrainingOps (several where a comment says so). schemas.cc has the schemas;
+// op of OpTable (several where a comment says so). schemas.cc has the schemas;
 // python/isobit/torch/functional.py documents the ops.
 #ifndef ISOBIT_TRAINER_BRIDGE_TORCH_OPS_H_
 #define ISOBIT_TRAINER_BRIDGE_TORCH_OPS_H_

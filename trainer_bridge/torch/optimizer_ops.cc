@@ -11,7 +11,7 @@ Tensor SquareSums(const Tensor& x) {
   a.x = call.In<float>("x", x, {a.rows, a.columns});
   if (a.columns == 0) return call.NewZeros<double>({a.rows}, &a.sums);
   Tensor sums = call.New<double>({a.rows}, &a.sums);
-  call.Run(&TrainingOps::SquareSums, a);
+  call.Run(a);
   return sums;
 }
 
@@ -39,7 +39,7 @@ Tensor WeightSums(const Tensor& block, int64_t tensor_columns, int64_t first_row
   int64_t* sums = nullptr;
   Tensor result = call.NewZeros<int64_t>({kWeightSums}, &sums);
   a.sums = reinterpret_cast<uint64_t*>(sums);
-  if (block.numel() > 0) call.Run(&TrainingOps::WeightSums, a);
+  if (block.numel() > 0) call.Run(a);
   return result;
 }
 
@@ -49,7 +49,7 @@ Tensor TreeSum64(const Tensor& x) {
   a.count = call.Length("x", x);
   a.x = call.In<double>("x", x, {a.count});
   Tensor sum = call.New<double>({}, &a.sum);
-  call.Run(&TrainingOps::TreeSum64, a);
+  call.Run(a);
   return sum;
 }
 
@@ -75,7 +75,7 @@ void AdamW(const Tensor& parameter, const Tensor& m, const Tensor& v, const Tens
             .rate = factor(5),
             .root_scale = factor(6),
             .eps = factor(7)};
-  call.Run(&TrainingOps::AdamW, a);
+  call.Run(a);
 }
 
 void Dither(const Tensor& out, const Tensor& x, int64_t step, int64_t moment, int64_t first) {
@@ -92,7 +92,7 @@ void Dither(const Tensor& out, const Tensor& x, int64_t step, int64_t moment, in
   a.step = static_cast<uint64_t>(step);
   a.moment = static_cast<uint32_t>(moment);
   a.first = static_cast<uint64_t>(first);
-  call.Run(&TrainingOps::Dither, a);
+  call.Run(a);
 }
 
 }  // namespace isobit::bridge

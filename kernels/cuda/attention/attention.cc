@@ -7,6 +7,9 @@
 #include "common/base/round_up.h"
 #include "kernels/cuda/attention/decode.h"
 #include "kernels/cuda/attention/prefill.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/attention.h"
+#include "kernels/ops/paged_kv.h"
 
 namespace isobit::cuda {
 namespace {
@@ -97,6 +100,12 @@ absl::Status LaunchAttention(const AttentionArgs& args, const AttentionWorkspace
     return LaunchPrefillAttention(args, sequences, decode_tokens + 1, stream);
   }
   return LaunchWalkAttention(args, sequences, decode_tokens + 1, stream);
+}
+
+absl::Status Run(const AttentionArgs& args, const Stream& stream) {
+  const size_t bytes = AttentionWorkspaceBytes(args);
+  ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace, ScratchOf(stream, bytes));
+  return LaunchAttention(args, {workspace, bytes}, stream);
 }
 
 }  // namespace isobit::cuda

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops.h"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
 
@@ -26,7 +26,7 @@ struct AttentionWorkspace {
 // the bounds in args.sequences.device, never on the content of a table.
 size_t AttentionWorkspaceBytes(const AttentionArgs& args);
 
-// out = attention(q, cached k, v). Reads args.sequences.device, whose bounds decide the launches:
+// Attention with a given workspace. Reads args.sequences.device, whose bounds decide the launches:
 // the tables may change between replays of a captured call. INVALID_ARGUMENT: head_dim is odd or
 // above 256, heads is no multiple of kv_heads, there are no device tables, or the workspace is too
 // small. INTERNAL: CUDA refused a launch.

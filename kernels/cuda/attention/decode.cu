@@ -11,6 +11,8 @@
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/device_traits.h"
 #include "kernels/cuda/device/tensor_map.h"
+#include "kernels/ops/attention.h"
+#include "kernels/ops/paged_kv.h"
 
 namespace isobit::cuda {
 namespace {

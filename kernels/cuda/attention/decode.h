@@ -26,7 +26,7 @@
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/device/device_sequences.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops.h"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
 

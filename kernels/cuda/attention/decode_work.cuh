@@ -9,8 +9,9 @@
 
 #include "kernels/contract/attention.h"
 #include "kernels/contract/constants.h"
+#include "kernels/contract/portable.h"
 #include "kernels/cuda/device/device_sequences.h"
-#include "kernels/ops.h"
+#include "kernels/ops/paged_kv.h"
 
 namespace isobit::cuda {
 

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "common/base/round_up.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
 

@@ -10,6 +10,7 @@
 #include "kernels/cuda/attention/gradient_queries.cuh"
 #include "kernels/cuda/attention/gradient_stored.cuh"
 #include "kernels/cuda/device/launch.h"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
 

@@ -5,6 +5,7 @@
 #include "kernels/cuda/attention/gradient.h"
 #include "kernels/cuda/attention/softmax_fragment.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
 namespace {

@@ -8,6 +8,8 @@
 #include "kernels/cuda/attention/prefill.cuh"
 #include "kernels/cuda/attention/prefill.h"
 #include "kernels/cuda/device/tensor_map.h"
+#include "kernels/ops/attention.h"
+#include "kernels/ops/paged_kv.h"
 
 namespace isobit::cuda {
 namespace {

@@ -1,4 +1,4 @@
-// The kernel behind LaunchPrefillAttention and LaunchTrainingAttention, for one head size.
+// The kernel behind LaunchPrefillAttention and Run, for one head size.
 //
 // A block takes 64 rows for each consumer warpgroup, all of one sequence and one KV head. A row is
 // a pair of a token and a query head of that KV head, tokens outermost. One more warpgroup copies
@@ -13,13 +13,13 @@
 #include "absl/status/status.h"
 #include "kernels/contract/attention.h"
 #include "kernels/contract/gradients.h"
+#include "kernels/contract/portable.h"
 #include "kernels/cuda/attention/prefill_ring.cuh"
 #include "kernels/cuda/attention/softmax_fragment.cuh"
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/wgmma.cuh"
-#include "kernels/ops.h"
 
 namespace isobit::cuda {
 

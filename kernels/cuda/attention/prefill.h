@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "kernels/cuda/device/device_sequences.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops.h"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
 

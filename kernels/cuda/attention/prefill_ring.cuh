@@ -8,12 +8,12 @@
 #include <cstdint>
 
 #include "kernels/contract/constants.h"
+#include "kernels/contract/portable.h"
 #include "kernels/cuda/attention/softmax_fragment.cuh"
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/bulk_copy.cuh"
 #include "kernels/cuda/device/device_sequences.h"
 #include "kernels/cuda/device/device_traits.h"
-#include "kernels/ops.h"
 
 namespace isobit::cuda {
 

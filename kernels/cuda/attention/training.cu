@@ -13,6 +13,8 @@
 #include "kernels/cuda/attention/training.h"
 #include "kernels/cuda/device/device_traits.h"
 #include "kernels/cuda/device/tensor_map.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
 
@@ -183,7 +185,10 @@ absl::Status LaunchGradients(GradientParams params, const PassSequences& sequenc
 
 }  // namespace
 
-absl::Status LaunchTrainingAttention(const TrainingAttentionArgs& args, const Stream& stream) {
+// Reads sequences.bounds and sequences.device_bounds. INVALID_ARGUMENT: head_dim is not a multiple
+// of 8, or exceeds 256; heads is no multiple of kv_heads; a tensor is not aligned to 16 bytes; or
+// the bounds are not within the rows. INTERNAL: CUDA refused a launch.
+absl::Status Run(const TrainingAttentionArgs& args, const Stream& stream) {
   ISOBIT_RETURN_IF_ERROR(CheckShape(args));
   ISOBIT_RETURN_IF_ERROR(CheckAligned(args, {args.q, args.k, args.v, args.out}));
   ISOBIT_RETURN_IF_ERROR(ClearOutside(args, int64_t{args.heads} * args.head_dim, args.out, stream));
@@ -247,6 +252,12 @@ absl::Status LaunchAttentionGradient(const AttentionGradientArgs& args,
     default:
       return LaunchGradients<256>(params, f.sequences, stream);
   }
+}
+
+absl::Status Run(const AttentionGradientArgs& args, const Stream& stream) {
+  const size_t bytes = AttentionGradientWorkspaceBytes(args);
+  ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace, ScratchOf(stream, bytes));
+  return LaunchAttentionGradient(args, {workspace, bytes}, stream);
 }
 
 }  // namespace isobit::cuda

@@ -1,7 +1,6 @@
-// Attention in training: whole sequences in row-major tensors (TrainingAttentionArgs in
-// kernels/training_ops.h), with the bits of C6, and its gradient (C13). Every head size that is a
-// multiple of 8, at most 256, runs on the smallest schedule of 64, 96, 128 or 256 columns that
-// holds it: columns of +0 change no bit.
+// Attention in training: whole sequences in row-major tensors (TrainingAttentionArgs), with the
+// bits of C6, and its gradient (C13). Every head size that is a multiple of 8, at most 256, runs on
+// the smallest schedule of 64, 96, 128 or 256 columns that holds it: columns of +0 change no bit.
 #ifndef ISOBIT_KERNELS_CUDA_ATTENTION_TRAINING_H_
 #define ISOBIT_KERNELS_CUDA_ATTENTION_TRAINING_H_
 
@@ -10,19 +9,14 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
 
-// Both launchers read sequences.bounds and sequences.device_bounds. INVALID_ARGUMENT: head_dim is
-// not a multiple of 8, or exceeds 256; heads is no multiple of kv_heads; a tensor is not aligned to
-// 16 bytes; the bounds are not within the rows; or the workspace is too small. INTERNAL: CUDA
-// refused a launch.
-absl::Status LaunchTrainingAttention(const TrainingAttentionArgs& args, const Stream& stream);
-
-// The kernel of dK and dV leaves the scores' gradients in the workspace for the kernel of dQ, for
-// as many KV heads at a time as fit into the workspace. If not even one fits, the second kernel
-// computes them again, which takes longer. This changes no bit.
+// AttentionGradient with a given workspace. The kernel of dK and dV leaves the scores' gradients in
+// the workspace for the kernel of dQ, for as many KV heads at a time as fit into the workspace. If
+// not even one fits, the second kernel computes them again, which takes longer. This changes no
+// bit. Errors: those of TrainingAttention; INVALID_ARGUMENT: the workspace is too small.
 //
 // `workspace` is scratch in GPU memory, aligned to 256 bytes, that needs no initialisation.
 absl::Status LaunchAttentionGradient(const AttentionGradientArgs& args,

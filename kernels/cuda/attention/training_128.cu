@@ -1,6 +1,7 @@
 // Attention of training and its gradient for head size 128.
 #include "kernels/cuda/attention/gradient_launch.cuh"
 #include "kernels/cuda/attention/prefill.cuh"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
 template absl::Status LaunchTrainingPrefill<128>(const PrefillParams&, const Stream&);

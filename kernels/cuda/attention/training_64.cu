@@ -1,6 +1,7 @@
 // Attention of training and its gradient for head size 64.
 #include "kernels/cuda/attention/gradient_launch.cuh"
 #include "kernels/cuda/attention/prefill.cuh"
+#include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
 template absl::Status LaunchTrainingPrefill<64>(const PrefillParams&, const Stream&);

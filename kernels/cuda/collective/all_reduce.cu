@@ -12,7 +12,9 @@
 #include "kernels/cuda/collective/all_reduce_schedule.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
 namespace {
@@ -196,7 +198,7 @@ absl::Status PeerAllReduce::Norm(const float* partial, const RmsNormArgs& norm,
   if (ranks == 1) {
     RmsNormArgs args = norm;
     args.sum = partial;
-    return LaunchRmsNorm(args, stream);
+    return Run(args, stream);
   }
   for (int64_t begin = 0; begin < norm.rows; begin += state.options.max_rows) {
     AllReduceJob job = {.group = Group(),

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/contract/portable.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/collective/all_reduce_schedule.h"
@@ -15,7 +16,7 @@
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/partial_push.cuh"
 #include "kernels/cuda/device/rank_signals.cuh"
-#include "kernels/ops.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
 

@@ -1,7 +1,7 @@
 // The sum over tensor-parallel ranks at the end of a row-parallel layer, through memory that the
 // ranks' GPUs map. One kernel computes it, updates the residual stream and computes RMSNorm.
 //
-// The bits are those of LaunchReduce followed by LaunchRmsNorm (C4, C5), for every schedule
+// The bits are those of Run followed by Run (C4, C5), for every schedule
 // (all_reduce_schedule.h). There is no host synchronisation and no NVLink multicast. A rank
 // launches on one stream, or on several that events put in order. All ranks launch the same
 // operations of the same shapes in the same order, from any threads; replaying CUDA graphs counts,
@@ -33,7 +33,7 @@
 #include "absl/time/time.h"
 #include "common/parallel/peer_group.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
 

@@ -4,7 +4,7 @@
 // The ranks share a half's rows; each owns a contiguous run of them. In the reduce-scatter, every
 // rank copies its partial sums of a run into the mailbox of the run's owner. The owner adds them
 // up, updates the residual and normalises. In the all-gather, it copies its rows to all ranks. The
-// bits are those of LaunchReduce followed by LaunchRmsNorm. On the copies' stream, each copy is
+// bits are those of Run followed by Run. On the copies' stream, each copy is
 // followed by a write that counts it in the receiver's memory. The receiver waits for it in a
 // kernel, PeerAllReduce::Await, with the timeout of all waits for peers.
 //
@@ -36,6 +36,7 @@
 #include "kernels/all_reduce.h"
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/device/launch.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
 

@@ -2,11 +2,14 @@
 #include "kernels/cuda/collective/nccl_all_reduce.h"
 
 #include "common/base/status_macros.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/reduce.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
 
 absl::StatusOr<std::unique_ptr<NcclAllReduce>> NcclAllReduce::Create(int64_t hidden,
-                                                                     int64_t max_rows, Ops& ops,
+                                                                     int64_t max_rows, Backend& ops,
                                                                      NcclGroup& nccl,
                                                                      const Stream& stream) {
   std::unique_ptr<NcclAllReduce> sum(new NcclAllReduce(ops, nccl, stream));
@@ -25,15 +28,15 @@ absl::Status NcclAllReduce::Norm(const void* partial, const RmsNormArgs& norm) {
   const float* partials[contract::kLeaves] = {};
   for (int r = 0; r < nccl_.size(); ++r) partials[r] = gathered + r * elements;
   auto* const sum = reinterpret_cast<float*>(sum_.get());
-  ISOBIT_RETURN_IF_ERROR(ops_.Reduce({.partials = partials,
-                                      .num_ranks = nccl_.size(),
-                                      .begin = 0,
-                                      .end = elements,
-                                      .count = elements,
-                                      .out = sum}));
+  ISOBIT_RETURN_IF_ERROR(ops_.Run(ReduceArgs{.partials = partials,
+                                             .num_ranks = nccl_.size(),
+                                             .begin = 0,
+                                             .end = elements,
+                                             .count = elements,
+                                             .out = sum}));
   RmsNormArgs summed = norm;
   summed.sum = sum;
-  return ops_.RmsNorm(summed);
+  return ops_.Run(summed);
 }
 
 }  // namespace isobit::cuda

@@ -8,7 +8,9 @@
 #include "absl/status/statusor.h"
 #include "common/parallel/nccl_group.h"
 #include "kernels/all_reduce.h"
+#include "kernels/backend.h"
 #include "kernels/cuda/device/launch.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
 
@@ -19,16 +21,16 @@ class NcclAllReduce final : public AllReduce {
   // For up to max_rows rows of `hidden` columns. `ops`, which run on `stream`, and `nccl` outlive
   // the object. RESOURCE_EXHAUSTED: there is no memory.
   static absl::StatusOr<std::unique_ptr<NcclAllReduce>> Create(int64_t hidden, int64_t max_rows,
-                                                               Ops& ops, NcclGroup& nccl,
+                                                               Backend& ops, NcclGroup& nccl,
                                                                const Stream& stream);
 
   absl::Status Norm(const void* partial, const RmsNormArgs& norm) override;
 
  private:
-  NcclAllReduce(Ops& ops, NcclGroup& nccl, const Stream& stream)
+  NcclAllReduce(Backend& ops, NcclGroup& nccl, const Stream& stream)
       : ops_(ops), nccl_(nccl), stream_(stream) {}
 
-  Ops& ops_;
+  Backend& ops_;
   NcclGroup& nccl_;
   const Stream& stream_;
   Memory gathered_;  // [ranks, max_rows, hidden] fp32

@@ -6,12 +6,18 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <functional>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/cuda/cuda_status.h"
 
 namespace isobit::cuda {
+
+// Allocates scratch for one op: so many bytes of the device's memory, at a multiple of 256, valid
+// until the work that the op has enqueued is done.
+using Scratch = std::function<absl::StatusOr<std::byte*>(size_t bytes)>;
 
 // Where an op runs. `dependent`: the kernel may start while the previous kernel in the stream still
 // runs (programmatic dependent launch). So every kernel calls WaitForPredecessor
@@ -21,7 +27,15 @@ namespace isobit::cuda {
 struct Stream {
   cudaStream_t handle = nullptr;
   bool dependent = true;
+  const Scratch* scratch = nullptr;  // for the ops that need it
 };
+
+// Null for 0 bytes. FAILED_PRECONDITION: the stream has no scratch. Other errors: its own.
+inline absl::StatusOr<std::byte*> ScratchOf(const Stream& stream, size_t bytes) {
+  if (bytes == 0) return nullptr;
+  if (stream.scratch == nullptr) return absl::FailedPreconditionError("the stream has no scratch");
+  return (*stream.scratch)(bytes);
+}
 
 struct Grid {
   dim3 blocks;

@@ -6,6 +6,7 @@
 #include "kernels/cuda/linear/general.h"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/output.cuh"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 

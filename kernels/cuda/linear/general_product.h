@@ -6,8 +6,9 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/contract/portable.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 

@@ -9,6 +9,8 @@
 #include "kernels/cuda/linear/general_product.h"
 #include "kernels/cuda/linear/input_gradient.h"
 #include "kernels/cuda/linear/product.cuh"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 namespace {
@@ -187,7 +189,11 @@ absl::Status LaunchGeneralInputGradient(const InputGradientArgs& args, const Str
   return LaunchGeneralProduct(product, stream);
 }
 
-absl::Status LaunchInputGradient(const InputGradientArgs& args, const Stream& stream) {
+// dx = bf16(dy W), see InputGradientArgs; all pointers are to GPU memory. Needs no workspace. Fast
+// if dy, lddy, dx, the weights and their columns are multiples of 16 bytes and the rows of every
+// stacked matrix but the last are a multiple of 16; otherwise a slower kernel is used. INTERNAL:
+// CUDA refused the launch.
+absl::Status Run(const InputGradientArgs& args, const Stream& stream) {
   const StackedWeight& weight = args.weight;
   if (args.m == 0 || weight.columns == 0) return absl::OkStatus();
   if (!HasInputGradientTiles(args)) return LaunchGeneralInputGradient(args, stream);

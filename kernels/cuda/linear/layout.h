@@ -18,7 +18,8 @@
 #include <cstdint>
 
 #include "kernels/contract/constants.h"
-#include "kernels/ops.h"
+#include "kernels/contract/portable.h"
+#include "kernels/ops/linear_shape.h"
 
 namespace isobit::cuda {
 

@@ -3,9 +3,10 @@
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_MAPPED_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_MAPPED_CUH_
 
+#include "kernels/contract/portable.h"
 #include "kernels/cuda/linear/product.cuh"
 #include "kernels/cuda/linear/tile_persistent.cuh"
-#include "kernels/training_ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda::tile {
 

@@ -7,7 +7,7 @@
 
 #include "absl/types/span.h"
 #include "kernels/cuda/device/device_traits.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 

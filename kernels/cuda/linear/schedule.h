@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "kernels/cuda/device/device_traits.h"
 #include "kernels/cuda/linear/tile.h"
-#include "kernels/ops.h"
+#include "kernels/ops/linear_shape.h"
 
 namespace isobit::cuda {
 

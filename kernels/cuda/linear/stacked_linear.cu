@@ -9,6 +9,8 @@
 #include "kernels/cuda/linear/mapped.cuh"
 #include "kernels/cuda/linear/schedule.h"
 #include "kernels/cuda/linear/stacked_linear.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 namespace {
@@ -131,7 +133,11 @@ absl::Status LaunchGeneralStackedLinear(const StackedLinearArgs& args, const Str
   return LaunchGeneralProduct(product, stream);
 }
 
-absl::Status LaunchStackedLinear(const StackedLinearArgs& args, const Stream& stream) {
+// y = round(combine(leaves of x W^T) + bias), see StackedLinearArgs; all pointers are to GPU
+// memory. Needs no workspace. Fast if x, ldx, the weights and their columns are multiples of 16
+// bytes, the rows of every stacked matrix but the last are a multiple of 8, and the leaves' bounds
+// multiples of 16; otherwise a slower kernel is used. INTERNAL: CUDA refused the launch.
+absl::Status Run(const StackedLinearArgs& args, const Stream& stream) {
   const LinearShape shape = ShapeOf(args);
   if (IsEmpty(args) || !HasTiles(args, shape)) return LaunchGeneralStackedLinear(args, stream);
   return LaunchStackedLinearAs(ScheduleOf(args, shape), args, stream);

@@ -6,6 +6,7 @@
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/linear/stream.cuh"
 #include "kernels/cuda/linear/stream.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 

@@ -5,7 +5,7 @@
 #include "absl/status/status.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/linear/schedule.h"
-#include "kernels/ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 

@@ -12,6 +12,7 @@
 #include "kernels/cuda/linear/tile.h"
 #include "kernels/cuda/linear/tile_cost.h"
 #include "kernels/cuda/linear/tile_kernels.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 namespace {

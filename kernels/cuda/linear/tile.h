@@ -14,7 +14,8 @@
 #include "absl/status/status.h"
 #include "kernels/cuda/device/device_traits.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops.h"
+#include "kernels/ops/linear_shape.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 

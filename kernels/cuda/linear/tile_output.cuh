@@ -8,11 +8,12 @@
 
 #include <cstdint>
 
+#include "kernels/contract/portable.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/mma_sync.cuh"
 #include "kernels/cuda/device/swiglu.cuh"
 #include "kernels/cuda/linear/output.cuh"
-#include "kernels/ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda::tile {
 

@@ -10,6 +10,8 @@
 #include "kernels/cuda/linear/general_product.h"
 #include "kernels/cuda/linear/weight_gradient.cuh"
 #include "kernels/cuda/linear/weight_gradient.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 namespace {
@@ -215,11 +217,6 @@ size_t WorkspaceBytesAs(const ProductSchedule& schedule, const WeightGradientArg
   return RoundUp(GroupBytes(schedule, args), size_t{16}) + pending;
 }
 
-size_t WeightGradientWorkspaceBytes(const WeightGradientArgs& args) {
-  if (!CheckPacks(args).ok() || IsEmpty(args) || !HasWeightGradientTiles(args)) return 0;
-  return WorkspaceBytesAs(ScheduleOf(args), args);
-}
-
 absl::Status LaunchWeightGradientAs(const ProductSchedule& schedule, const WeightGradientArgs& args,
                                     std::byte* workspace, const Stream& stream) {
   ISOBIT_RETURN_IF_ERROR(CheckPacks(args));
@@ -256,12 +253,18 @@ absl::Status LaunchGeneralWeightGradient(const WeightGradientArgs& args, const S
   return LaunchGeneralProduct(product, stream);
 }
 
-absl::Status LaunchWeightGradient(const WeightGradientArgs& args, std::byte* workspace,
-                                  const Stream& stream) {
+// dw = the balanced tree over the packs' dY^T X, see WeightGradientArgs. The packs' bounds are in
+// host memory. Fast if dy, x and their leading dimensions are multiples of 16 bytes; otherwise a
+// slower kernel is used. INVALID_ARGUMENT: the packs are invalid, or `continues` is set with more
+// than one pack. INTERNAL: CUDA refused a launch.
+absl::Status Run(const WeightGradientArgs& args, const Stream& stream) {
   ISOBIT_RETURN_IF_ERROR(CheckPacks(args));
   if (IsEmpty(args)) return absl::OkStatus();
   if (!HasWeightGradientTiles(args)) return LaunchGeneralWeightGradient(args, stream);
-  return LaunchWeightGradientAs(ScheduleOf(args), args, workspace, stream);
+  const ProductSchedule schedule = ScheduleOf(args);
+  ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace,
+                          ScratchOf(stream, WorkspaceBytesAs(schedule, args)));
+  return LaunchWeightGradientAs(schedule, args, workspace, stream);
 }
 
 }  // namespace isobit::cuda

@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/linear/pending_sums.cuh"
 #include "kernels/cuda/linear/product.cuh"
-#include "kernels/training_ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda::tile {
 

@@ -7,18 +7,9 @@
 #include "absl/status/status.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/linear/product_schedule.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
-
-// dw = the balanced tree over the packs' dY^T X, see WeightGradientArgs. All pointers except the
-// packs' bounds are to GPU memory. `workspace`: WeightGradientWorkspaceBytes(args) bytes there, at
-// a multiple of 16; null if that is 0. Fast if dy, x and their leading dimensions are multiples of
-// 16 bytes; otherwise a slower kernel is used. INVALID_ARGUMENT: the packs are invalid, or
-// `continues` is set with more than one pack. INTERNAL: CUDA refused a launch.
-absl::Status LaunchWeightGradient(const WeightGradientArgs& args, std::byte* workspace,
-                                  const Stream& stream);
-size_t WeightGradientWorkspaceBytes(const WeightGradientArgs& args);
 
 // Whether tiles can compute it: addresses and leading dimensions are multiples of 16 bytes, and the
 // stacked matrices begin at multiples of eight rows.

@@ -7,7 +7,8 @@
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
-#include "kernels/cuda/log_probs/training.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit::cuda {
 namespace {
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-absl::Status LaunchLogProbGradient(const LogProbGradientArgs& args, const Stream& stream) {
+absl::Status Run(const LogProbGradientArgs& args, const Stream& stream) {
   const bool aligned =
       args.vocab % kColumns == 0 && Aligned16(args.logits) && Aligned16(args.dlogits);
   const auto tiles = static_cast<unsigned>(CeilDiv(args.vocab, int64_t{kTile}));

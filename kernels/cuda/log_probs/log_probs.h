@@ -14,8 +14,7 @@
 #include "absl/status/status.h"
 #include "kernels/contract/constants.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit::cuda {
 
@@ -30,8 +29,8 @@ struct ListSpan {
   int32_t size = 0;
 };
 
-// The input of one row: RowSampling and LogProbRequest of kernels/ops.h, with lists in place of
-// spans.
+// The input of one row: RowSampling and LogProbRequest of kernels/ops/log_probs.h, with lists in
+// place of spans.
 struct DeviceLogProbRow {
   const float* logits = nullptr;  // [vocab]; null: padding, whose outputs are left unchanged
   uint64_t seed = 0;
@@ -61,7 +60,7 @@ struct DeviceLogProbResult {
   int32_t finite = 0;    // 1 or 0
 };
 
-// The output of training's rows (kernels/training_ops.h), which all have a target: [num_rows] each.
+// The output of training's rows (TrainingLogProbsArgs), which all have a target: [num_rows] each.
 // NaN for a row that fails.
 struct TrainingLogProbOutputs {
   float* logprobs = nullptr;

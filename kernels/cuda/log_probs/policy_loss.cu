@@ -6,7 +6,8 @@
 #include "common/base/status_macros.h"
 #include "kernels/contract/losses.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/log_probs/training.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/losses.h"
 
 namespace isobit::cuda {
 namespace {
@@ -47,12 +48,13 @@ Grid OneThreadEach(int64_t elements) {
 
 }  // namespace
 
-absl::Status LaunchPolicyLoss(const PolicyLossArgs& args, const Stream& stream) {
+// INVALID_ARGUMENT: CheckBounds fails.
+absl::Status Run(const PolicyLossArgs& args, const Stream& stream) {
   ISOBIT_RETURN_IF_ERROR(CheckBounds(args));
   return Launch(PolicyLossKernel, OneThreadEach(args.tokens), stream, args);
 }
 
-absl::Status LaunchLossFunction(const LossFunctionArgs& args, const Stream& stream) {
+absl::Status Run(const LossFunctionArgs& args, const Stream& stream) {
   return Launch(LossFunctionKernel, OneThreadEach(args.count), stream, args);
 }
 

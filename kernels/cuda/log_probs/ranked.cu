@@ -6,6 +6,7 @@
 #include "kernels/cuda/log_probs/row.cuh"
 #include "kernels/cuda/log_probs/row_order.cuh"
 #include "kernels/cuda/log_probs/short_prefix.cuh"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit::cuda {
 namespace {

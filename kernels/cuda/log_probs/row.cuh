@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/log_probs/kernels.h"
 #include "kernels/cuda/log_probs/vocab_range.cuh"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit::cuda {
 

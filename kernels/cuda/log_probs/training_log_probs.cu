@@ -7,7 +7,8 @@
 #include "common/base/status_macros.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/log_probs/log_probs.h"
-#include "kernels/cuda/log_probs/training.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit::cuda {
 namespace {
@@ -42,13 +43,15 @@ size_t RowBytes(int64_t rows) {
 
 }  // namespace
 
-size_t TrainingLogProbsWorkspaceBytes(const TrainingLogProbsArgs& args) {
-  return RowBytes(args.rows) + LogProbWorkspaceBytes(args.rows);
-}
-
-absl::Status LaunchTrainingLogProbs(const TrainingLogProbsArgs& args, std::byte* workspace,
-                                    const Stream& stream) {
+// Rows without a filter cost as much as in serving; if a row may have a filter, as the pointers of
+// args.sampling say, one more launch is needed. last_z may be +0 where the oracle has -0. In a row
+// without filters, if a finite logit becomes a z of -inf (temperatures near 0), `last_id` is still
+// -1; LogProbGradient skips such tokens.
+absl::Status Run(const TrainingLogProbsArgs& args, const Stream& stream) {
   if (args.rows == 0) return absl::OkStatus();
+  ISOBIT_ASSIGN_OR_RETURN(
+      std::byte* const workspace,
+      ScratchOf(stream, RowBytes(args.rows) + LogProbWorkspaceBytes(args.rows)));
   auto* const rows = reinterpret_cast<DeviceLogProbRow*>(workspace);
   std::byte* const zeroed = workspace + RowBytes(args.rows);
   ISOBIT_RETURN_IF_CUDA_ERROR(

@@ -11,6 +11,7 @@
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/bulk_copy.cuh"
 #include "kernels/cuda/log_probs/log_probs.h"
+#include "kernels/ops/log_probs.h"
 
 namespace isobit::cuda {
 

@@ -6,7 +6,8 @@
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/mma_sync.cuh"
-#include "kernels/cuda/rows/optimizer.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/optimizer.h"
 
 namespace isobit::cuda {
 namespace {
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) AdamWKernel(const __grid_constant__ 
 
 }  // namespace
 
-absl::Status LaunchAdamW(const AdamWArgs& args, const Stream& stream) {
+absl::Status Run(const AdamWArgs& args, const Stream& stream) {
   const bool vector =
       Aligned16(args.parameter, args.m, args.v, args.gradient) && Aligned16(args.working);
   const int64_t threads = CeilDiv(args.count, int64_t{vector ? kWidth : 1});

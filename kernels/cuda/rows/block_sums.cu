@@ -5,6 +5,7 @@
 #include "kernels/contract/portable.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/rows/block_sums.h"
+#include "kernels/ops/packs.h"
 
 namespace isobit::cuda {
 namespace {

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/rows/packs.cuh"
+#include "kernels/ops/packs.h"
 
 namespace isobit::cuda {
 

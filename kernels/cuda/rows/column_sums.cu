@@ -6,8 +6,9 @@
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/block_sums.h"
-#include "kernels/cuda/rows/gradients.h"
+#include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
 namespace {
@@ -64,13 +65,10 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-size_t ColumnSumsWorkspaceBytes(const ColumnSumsArgs& args) {
-  return BlockSumsBytes(args.packs, args.columns);
-}
-
-absl::Status LaunchColumnSums(const ColumnSumsArgs& args, std::byte* workspace,
-                              const Stream& stream) {
+absl::Status Run(const ColumnSumsArgs& args, const Stream& stream) {
   ISOBIT_ASSIGN_OR_RETURN(const PackBlocks blocks, CutIntoBlocks(args.packs));
+  ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace,
+                          ScratchOf(stream, BlockSumsBytes(args.packs, args.columns)));
   const BlockSums sums(workspace, blocks, args.columns);
   const bool aligned =
       args.columns % kColumns == 0 && args.ldx % kColumns == 0 && Aligned16(args.x, workspace);

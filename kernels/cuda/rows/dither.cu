@@ -6,7 +6,8 @@
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/rows/optimizer.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/optimizer.h"
 
 namespace isobit::cuda {
 namespace {
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-absl::Status LaunchDither(const DitherArgs& args, const Stream& stream) {
+absl::Status Run(const DitherArgs& args, const Stream& stream) {
   const uint64_t first_counter = args.first / kWidth;
   const uint64_t end_counter =
       CeilDiv(args.first + static_cast<uint64_t>(args.count), uint64_t{kWidth});

@@ -3,8 +3,10 @@
 
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/rows/tiles.h"
+#include "kernels/ops/embedding.h"
 
 namespace isobit::cuda {
 namespace {
@@ -47,7 +49,7 @@ absl::Status LaunchWords(const EmbeddingArgs& args, const Stream& stream) {
 
 }  // namespace
 
-absl::Status LaunchEmbedding(const EmbeddingArgs& args, const Stream& stream) {
+absl::Status Run(const EmbeddingArgs& args, const Stream& stream) {
   const bool aligned = args.hidden % 8 == 0 && Aligned16(args.table, args.out);
   return aligned ? LaunchWords<uint4>(args, stream) : LaunchWords<Bf16>(args, stream);
 }

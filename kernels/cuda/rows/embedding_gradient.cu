@@ -7,8 +7,9 @@
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
-#include "kernels/cuda/rows/gradients.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/packs.cuh"
+#include "kernels/ops/embedding.h"
 
 namespace isobit::cuda {
 namespace {
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-absl::Status LaunchEmbeddingGradient(const EmbeddingGradientArgs& args, const Stream& stream) {
+absl::Status Run(const EmbeddingGradientArgs& args, const Stream& stream) {
   ISOBIT_ASSIGN_OR_RETURN(const PackBlocks packs, CutIntoBlocks(args.packs));
   const bool aligned =
       args.hidden % 4 == 0 && Aligned16(args.dy) && Aligned16(args.head_sums, args.dtable);

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
 #include "kernels/contract/gradients.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/packs.h"
 
 namespace isobit::cuda {
 

@@ -9,8 +9,11 @@
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/device_sequences.h"
 #include "kernels/cuda/device/row_columns.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/heads.cuh"
 #include "kernels/cuda/rows/rows.h"
+#include "kernels/ops/paged_kv.h"
+#include "kernels/ops/qkv.h"
 
 namespace isobit::cuda {
 namespace {
@@ -209,7 +212,9 @@ absl::Status LaunchHeads(const QkvParams& params, const Stream& stream) {
 
 }  // namespace
 
-absl::Status LaunchQkv(const QkvArgs& args, const Stream& stream) {
+// Reads args.sequences.device. Leaves the k heads of args.qkv unchanged: attention reads them from
+// the cache.
+absl::Status Run(const QkvArgs& args, const Stream& stream) {
   const QkvParams params = {.qkv = args.qkv,
                             .ld = args.ld,
                             .heads = args.heads,

@@ -12,12 +12,13 @@
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/block_sums.h"
-#include "kernels/cuda/rows/gradients.h"
 #include "kernels/cuda/rows/heads.cuh"
 #include "kernels/cuda/rows/leaf_tree.cuh"
 #include "kernels/cuda/rows/norm_gradient.cuh"
 #include "kernels/cuda/rows/training_heads.cuh"
+#include "kernels/ops/qkv.h"
 
 namespace isobit::cuda {
 namespace {
@@ -326,13 +327,10 @@ int64_t NormColumns(const TrainingQkvArgs& f) {
 
 }  // namespace
 
-size_t QkvGradientWorkspaceBytes(const QkvGradientArgs& args) {
-  return BlockSumsBytes(args.packs, NormColumns(args.forward));
-}
-
-absl::Status LaunchQkvGradient(const QkvGradientArgs& args, std::byte* workspace,
-                               const Stream& stream) {
+absl::Status Run(const QkvGradientArgs& args, const Stream& stream) {
   ISOBIT_ASSIGN_OR_RETURN(const PackBlocks blocks, CutIntoBlocks(args.packs));
+  ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace,
+                          ScratchOf(stream, BlockSumsBytes(args.packs, NormColumns(args.forward))));
   const TrainingQkvArgs& f = args.forward;
   const BlockSums sums(workspace, blocks, NormColumns(f));
   ISOBIT_RETURN_IF_ERROR(LaunchMain(args, blocks, sums, stream));

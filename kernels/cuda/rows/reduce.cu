@@ -7,7 +7,9 @@
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
+#include "kernels/ops/reduce.h"
 
 namespace isobit::cuda {
 namespace {
@@ -81,7 +83,9 @@ absl::Status LaunchRanks(const ReduceArgs& args, const Stream& stream) {
 
 }  // namespace
 
-absl::Status LaunchReduce(const ReduceArgs& args, const Stream& stream) {
+// args.partials is host memory, read before the launch returns, and points to GPU memory of this
+// device or a peer. INVALID_ARGUMENT: the number of ranks is not allowed (rank_count.h).
+absl::Status Run(const ReduceArgs& args, const Stream& stream) {
   switch (args.num_ranks) {
     case 1:
       return LaunchRanks<1>(args, stream);

@@ -10,7 +10,9 @@
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
 namespace {
@@ -234,7 +236,7 @@ absl::Status LaunchWithSum(const RmsNormArgs& args, const Sum& sum, const Stream
 
 }  // namespace
 
-absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream) {
+absl::Status Run(const RmsNormArgs& args, const Stream& stream) {
   return args.sum != nullptr ? LaunchWithSum(args, FloatSum{args.sum}, stream)
                              : LaunchWithSum(args, NoSum{}, stream);
 }

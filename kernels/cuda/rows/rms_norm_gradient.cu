@@ -10,10 +10,11 @@
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/block_sums.h"
-#include "kernels/cuda/rows/gradients.h"
 #include "kernels/cuda/rows/leaf_tree.cuh"
 #include "kernels/cuda/rows/norm_gradient.cuh"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
 namespace {
@@ -221,13 +222,10 @@ absl::Status LaunchRows(const RmsNormGradientArgs& args, const PackBlocks& block
 
 }  // namespace
 
-size_t RmsNormGradientWorkspaceBytes(const RmsNormGradientArgs& args) {
-  return BlockSumsBytes(args.packs, args.columns);
-}
-
-absl::Status LaunchRmsNormGradient(const RmsNormGradientArgs& args, std::byte* workspace,
-                                   const Stream& stream) {
+absl::Status Run(const RmsNormGradientArgs& args, const Stream& stream) {
   ISOBIT_ASSIGN_OR_RETURN(const PackBlocks blocks, CutIntoBlocks(args.packs));
+  ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace,
+                          ScratchOf(stream, BlockSumsBytes(args.packs, args.columns)));
   const BlockSums sums(workspace, blocks, args.columns);
   const bool aligned =
       args.columns % kColumns == 0 && Aligned16(args.x, args.weight, args.dy, args.dx, workspace);

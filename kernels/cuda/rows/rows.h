@@ -2,7 +2,7 @@
 // and the sum of ranks' partials.
 //
 // Every launcher enqueues one kernel on the stream and takes the arguments of its op in
-// kernels/ops.h (all pointers are to GPU memory unless it says host). It gives the CPU backend's
+// kernels/ops (all pointers are to GPU memory unless it says host). It gives the CPU backend's
 // bits for every shape and alignment. It is fast if pointers are multiples of 16 bytes and rows are
 // whole 16-byte words. INTERNAL: CUDA refused the launch.
 //
@@ -14,29 +14,20 @@
 #define ISOBIT_KERNELS_CUDA_ROWS_ROWS_H_
 
 #include "absl/status/status.h"
+#include "kernels/contract/portable.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
 
-absl::Status LaunchEmbedding(const EmbeddingArgs& args, const Stream& stream);
-absl::Status LaunchRmsNorm(const RmsNormArgs& args, const Stream& stream);
-// The same with a bf16 sum, [rows, hidden], instead of args.sum. Only for mode vanilla.
+// RMSNorm (kernels/cuda/device/ops.h) with a bf16 sum, [rows, hidden], instead of args.sum. Only for mode
+// vanilla.
 absl::Status LaunchRmsNormOfBf16Sum(const RmsNormArgs& args, const Bf16* sum, const Stream& stream);
 // The same with the tree over the ranks' partial sums (C4), [rows, hidden] each, instead of
 // args.sum. partials: host memory that points to GPU memory of this device. INVALID_ARGUMENT:
 // num_ranks is not 2, 4 or 8.
 absl::Status LaunchRmsNormOfPartials(const RmsNormArgs& args, const float* const* partials,
                                      int num_ranks, const Stream& stream);
-absl::Status LaunchSwiGlu(const SwiGluArgs& args, const Stream& stream);
-
-// Reads args.sequences.device. Leaves the k heads of args.qkv unchanged: attention reads them from
-// the cache.
-absl::Status LaunchQkv(const QkvArgs& args, const Stream& stream);
-
-// args.partials is host memory, read before the launch returns, and points to GPU memory of this
-// device or a peer. INVALID_ARGUMENT: the number of ranks is not allowed (rank_count.h).
-absl::Status LaunchReduce(const ReduceArgs& args, const Stream& stream);
 
 }  // namespace isobit::cuda
 

@@ -8,8 +8,9 @@
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/leaf_tree.cuh"
-#include "kernels/cuda/rows/optimizer.h"
+#include "kernels/ops/optimizer.h"
 
 namespace isobit::cuda {
 namespace {
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) LeafSquaresKernel(const SquareSumsAr
 
 }  // namespace
 
-absl::Status LaunchSquareSums(const SquareSumsArgs& args, const Stream& stream) {
+absl::Status Run(const SquareSumsArgs& args, const Stream& stream) {
   if (args.columns <= contract::kNormLeaf) {
     const auto blocks = static_cast<unsigned>(CeilDiv(args.rows, int64_t{kThreads}));
     return Launch(LeafSquaresKernel, {.blocks = dim3(blocks), .threads = dim3(kThreads)}, stream,

@@ -5,7 +5,9 @@
 #include "common/base/round_up.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/step_kernels.h"
+#include "kernels/ops/paged_kv.h"
 
 namespace isobit::cuda {
 namespace {
@@ -149,7 +151,7 @@ absl::Status LaunchPickRows(const Bf16* hidden, absl::Span<const int64_t> rows, 
   return absl::OkStatus();
 }
 
-absl::Status LaunchCopyPages(const CopyPagesArgs& args, const Stream& stream) {
+absl::Status Run(const CopyPagesArgs& args, const Stream& stream) {
   const bool whole =
       args.page_elements % 8 == 0 && args.plane_stride % 8 == 0 && Aligned16(args.planes);
   for (size_t next = 0; next < args.copies.size();) {

@@ -10,16 +10,13 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/base/rank_count.h"
+#include "kernels/contract/portable.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops.h"
 
 namespace isobit::cuda {
 
 // Replaces references to the previous step's tokens: ids[i] < 0 becomes drawn[-1 - ids[i]].
 absl::Status LaunchFeedIds(const int32_t* drawn, int64_t rows, int32_t* ids, const Stream& stream);
-
-// See Ops::CopyPages.
-absl::Status LaunchCopyPages(const CopyPagesArgs& args, const Stream& stream);
 
 // out[i] = hidden[rows[i]], in rows of `width` elements. `rows` is in host memory that may be
 // reused on return.

@@ -6,8 +6,10 @@
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/device/swiglu.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/rows/tiles.h"
+#include "kernels/ops/swiglu.h"
 
 namespace isobit::cuda {
 namespace {
@@ -53,7 +55,7 @@ __global__ void __launch_bounds__(kMaxTileThreads)
 
 }  // namespace
 
-absl::Status LaunchSwiGlu(const SwiGluArgs& args, const Stream& stream) {
+absl::Status Run(const SwiGluArgs& args, const Stream& stream) {
   const bool aligned = args.columns % kColumns == 0 && Aligned16(args.gate_up, args.out);
   unsigned tiles = 0;
   if (!aligned) {

@@ -6,8 +6,9 @@
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/device/swiglu.cuh"
-#include "kernels/cuda/rows/gradients.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/tiles.h"
+#include "kernels/ops/swiglu.h"
 
 namespace isobit::cuda {
 namespace {
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(kMaxTileThreads)
 
 }  // namespace
 
-absl::Status LaunchSwiGluGradient(const SwiGluGradientArgs& args, const Stream& stream) {
+absl::Status Run(const SwiGluGradientArgs& args, const Stream& stream) {
   const bool aligned =
       args.columns % kColumns == 0 && Aligned16(args.gate_up, args.ds, args.dgate_up);
   unsigned tiles = 0;

@@ -7,7 +7,7 @@
 
 #include "common/base/round_up.h"
 #include "kernels/cuda/rows/heads.cuh"
-#include "kernels/training_ops.h"
+#include "kernels/ops/qkv.h"
 
 namespace isobit::cuda {
 

@@ -8,9 +8,10 @@
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/row_columns.cuh"
-#include "kernels/cuda/rows/gradients.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/heads.cuh"
 #include "kernels/cuda/rows/training_heads.cuh"
+#include "kernels/ops/qkv.h"
 
 namespace isobit::cuda {
 namespace {
@@ -138,7 +139,7 @@ absl::Status LaunchHeads(const TrainingQkvArgs& args, const Stream& stream) {
 
 }  // namespace
 
-absl::Status LaunchTrainingQkv(const TrainingQkvArgs& args, const Stream& stream) {
+absl::Status Run(const TrainingQkvArgs& args, const Stream& stream) {
   const bool aligned = Aligned16(args.qkv, args.q, args.k, args.v) &&
                        Aligned16(args.q_norm, args.k_norm) && Aligned16(args.cosine, args.sine);
   switch (aligned ? args.head_dim : 0) {

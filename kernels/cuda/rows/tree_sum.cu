@@ -6,8 +6,10 @@
 #include "kernels/contract/portable.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/leaf_tree.cuh"
-#include "kernels/cuda/rows/optimizer.h"
+#include "kernels/ops/losses.h"
+#include "kernels/ops/optimizer.h"
 
 namespace isobit::cuda {
 namespace {
@@ -108,23 +110,22 @@ absl::Status LaunchTree(const T* x, int64_t count, T* sum, std::byte* workspace,
 
 }  // namespace
 
-size_t TreeSumWorkspaceBytes(const TreeSumArgs& args) { return WorkspaceBytes<float>(args.count); }
-absl::Status LaunchTreeSum(const TreeSumArgs& args, std::byte* workspace, const Stream& stream) {
+absl::Status Run(const TreeSumArgs& args, const Stream& stream) {
+  ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace,
+                          ScratchOf(stream, WorkspaceBytes<float>(args.count)));
   return LaunchTree(args.x, args.count, args.sum, workspace, stream);
 }
 
-absl::Status LaunchSequenceSums(const SequenceSumsArgs& args, const Stream& stream) {
+absl::Status Run(const SequenceSumsArgs& args, const Stream& stream) {
   return Launch(
       SequenceSumsKernel,
       {.blocks = dim3(static_cast<unsigned>(args.sequences)), .threads = dim3(kWarp, kWarps)},
       stream, args);
 }
 
-size_t TreeSum64WorkspaceBytes(const TreeSum64Args& args) {
-  return WorkspaceBytes<double>(args.count);
-}
-absl::Status LaunchTreeSum64(const TreeSum64Args& args, std::byte* workspace,
-                             const Stream& stream) {
+absl::Status Run(const TreeSum64Args& args, const Stream& stream) {
+  ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace,
+                          ScratchOf(stream, WorkspaceBytes<double>(args.count)));
   return LaunchTree(args.x, args.count, args.sum, workspace, stream);
 }
 

@@ -5,8 +5,11 @@
 #include "common/base/round_up.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/vanilla/cublas_linear.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/swiglu.h"
 
 namespace isobit::cuda {
 namespace {
@@ -88,8 +91,10 @@ absl::Status CublasLinear::Run(const LinearArgs& args, Bf16* gate_up, const Stre
     return status;
   if (absl::Status status = LaunchAddBias(args, y, ldy, stream); !status.ok()) return status;
   if (!gated) return absl::OkStatus();
-  return LaunchSwiGlu(
-      {.gate_up = gate_up, .out = args.swiglu_out, .rows = args.m, .columns = shape.n / 2}, stream);
+  return Run(
+      SwiGluArgs{
+          .gate_up = gate_up, .out = args.swiglu_out, .rows = args.m, .columns = shape.n / 2},
+      stream);
 }
 
 // y = x W^T: for column-major cuBLAS, y^T [n, m] = (W^T)^T x^T.

@@ -7,6 +7,7 @@
 #include "kernels/contract/vanilla.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/vanilla/hop_reduce.h"
+#include "kernels/ops/reduce.h"
 
 namespace isobit::cuda {
 namespace {

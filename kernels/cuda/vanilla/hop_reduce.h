@@ -4,12 +4,12 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops.h"
+#include "kernels/ops/reduce.h"
 
 namespace isobit::cuda {
 
 // ring: an element's sum starts at the same rank as in a ring all-reduce; otherwise at rank 0.
-// Pointers and errors are those of LaunchReduce (rows/rows.h).
+// Pointers and errors are those of Run (rows/rows.h).
 absl::Status LaunchHopReduce(const ReduceArgs& args, bool ring, const Stream& stream);
 
 }  // namespace isobit::cuda

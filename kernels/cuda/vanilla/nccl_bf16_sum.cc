@@ -5,6 +5,7 @@
 
 #include "common/base/status_macros.h"
 #include "kernels/cuda/rows/rows.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
 

@@ -4,7 +4,9 @@
 #include "common/base/round_up.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/linear/layout.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/weights/weight_kernels.h"
+#include "kernels/ops/weight_sums.h"
 
 namespace isobit::cuda {
 namespace {
@@ -270,6 +272,10 @@ absl::Status AddWeightSums(const StoredMatrix& from, const PartOfTensor& part, u
       return LaunchSum<StoredAs::kF32>(from, part, sums, stream);
   }
   return absl::InternalError("a way to store weights that is none");
+}
+
+absl::Status Run(const WeightSumsArgs& args, const Stream& stream) {
+  return AddWeightSums(args.from, args.part, args.sums, stream);
 }
 
 }  // namespace isobit::cuda

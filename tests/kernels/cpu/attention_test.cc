@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/rope.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cpu/op_cases.h"
 
 namespace isobit {
@@ -76,7 +76,7 @@ struct Result {
 };
 
 // Qkv, then Attention.
-Result Forward(Ops& ops, const Model& model, const Batch& batch, const PagedKv& kv,
+Result Forward(Backend& ops, const Model& model, const Batch& batch, const PagedKv& kv,
                const std::vector<Bf16>& input) {
   int64_t positions = 0;
   for (const SequenceRows& s : batch.sequences) {
@@ -87,28 +87,28 @@ Result Forward(Ops& ops, const Model& model, const Batch& batch, const PagedKv& 
   const std::vector<Bf16> q_norm = RandomBf16(Family::kNormal, model.head_dim, random);
   const std::vector<Bf16> k_norm = RandomBf16(Family::kNormal, model.head_dim, random);
   Result result{.qkv = input, .out = {}};
-  EXPECT_TRUE(ops.Qkv({.qkv = result.qkv.data(),
-                       .ld = model.qkv_columns(),
-                       .heads = model.heads,
-                       .q_norm = model.norm ? q_norm.data() : nullptr,
-                       .k_norm = model.norm ? k_norm.data() : nullptr,
-                       .eps = 1e-6f,
-                       .cosine = table.cosine.data(),
-                       .sine = table.sine.data(),
-                       .sequences = {.host = batch.sequences},
-                       .kv = kv})
+  EXPECT_TRUE(ops.Run(QkvArgs{.qkv = result.qkv.data(),
+                              .ld = model.qkv_columns(),
+                              .heads = model.heads,
+                              .q_norm = model.norm ? q_norm.data() : nullptr,
+                              .k_norm = model.norm ? k_norm.data() : nullptr,
+                              .eps = 1e-6f,
+                              .cosine = table.cosine.data(),
+                              .sine = table.sine.data(),
+                              .sequences = {.host = batch.sequences},
+                              .kv = kv})
                   .ok());
   const int64_t ldo = model.q_columns() + 7;
   Guarded<Bf16> out(batch.rows * ldo);
-  EXPECT_TRUE(ops.Attention({.q = result.qkv.data(),
-                             .ldq = model.qkv_columns(),
-                             .heads = model.heads,
-                             .sequences = {.host = batch.sequences},
-                             .kv = kv,
-                             .scale = contract::AttentionScale(model.head_dim),
-                             .window = model.window,
-                             .out = out.data(),
-                             .ldo = ldo})
+  EXPECT_TRUE(ops.Run(AttentionArgs{.q = result.qkv.data(),
+                                    .ldq = model.qkv_columns(),
+                                    .heads = model.heads,
+                                    .sequences = {.host = batch.sequences},
+                                    .kv = kv,
+                                    .scale = contract::AttentionScale(model.head_dim),
+                                    .window = model.window,
+                                    .out = out.data(),
+                                    .ldo = ldo})
                   .ok());
   EXPECT_TRUE(out.GuardsIntact());
   result.out.assign(out.span().begin(), out.span().end());
@@ -120,7 +120,7 @@ struct Prefill {
   std::unique_ptr<Cache> cache;
   Result result;
 };
-Prefill RunPrefill(Ops& ops, const Model& model, const std::vector<int64_t>& lengths,
+Prefill RunPrefill(Backend& ops, const Model& model, const std::vector<int64_t>& lengths,
                    int32_t page_size, const std::vector<Bf16>& input) {
   int64_t pages = 3;  // never written
   for (const int64_t n : lengths) pages += (n + page_size - 1) / page_size;
@@ -170,11 +170,11 @@ void ExpectOracleBits(const Model& model, const std::vector<int64_t>& lengths, i
   int64_t rows = 0;
   for (const int64_t n : lengths) rows += n;
   const std::vector<Bf16> input = RandomInput(model, rows, 7, family);
-  const std::unique_ptr<Ops> oracle = MakeOracleOps();
+  const std::unique_ptr<Backend> oracle = MakeOracleBackend();
   const Prefill expected = RunPrefill(*oracle, model, lengths, page_size, input);
   for (const CpuOptions& options : all) {
     SCOPED_TRACE(absl::StrCat(Describe(model), ", ", Describe(options)));
-    const std::unique_ptr<Ops> ops = MakeCpuOps(options);
+    const std::unique_ptr<Backend> ops = MakeCpuBackend(options);
     const Prefill actual = RunPrefill(*ops, model, lengths, page_size, input);
     EXPECT_TRUE(SameBits<Bf16>(actual.result.qkv, expected.result.qkv));
     EXPECT_TRUE(SameBits<Bf16>(actual.cache->k().span(), expected.cache->k().span()));
@@ -209,7 +209,7 @@ TEST(AttentionTest, WindowOverSeveralTiles) {
 
 TEST(AttentionTest, AnEarlierCallLeavesNothingBehind) {
   const Model model{.heads = 2, .kv_heads = 1, .head_dim = 24, .window = 0, .norm = false};
-  const std::unique_ptr<Ops> ops = MakeCpuOps({});
+  const std::unique_ptr<Backend> ops = MakeCpuBackend({});
   const std::vector<Bf16> input = RandomInput(model, 20, 15);
   const Result alone = RunPrefill(*ops, model, {20}, 16, input).result;
   RunPrefill(*ops, model, {140}, 16, std::vector<Bf16>(140 * 4 * 24, 0x7fc0));
@@ -223,7 +223,7 @@ class DecodeTest : public testing::Test {
   static constexpr int64_t kRows = 1 + 16 + 130 + 513 + 1040;
 
   // Prefills all but the last token of each sequence, then decodes the last ones.
-  static Result Decode(Ops& ops, const Model& model, int32_t page_size,
+  static Result Decode(Backend& ops, const Model& model, int32_t page_size,
                        const std::vector<Bf16>& input) {
     int64_t pages = 3;
     for (const int64_t n : kLengths) pages += (n + page_size - 1) / page_size;
@@ -250,11 +250,11 @@ class DecodeTest : public testing::Test {
 TEST_F(DecodeTest, HasTheOraclesBits) {
   const Model model{.heads = 3, .kv_heads = 1, .head_dim = 16, .window = 0, .norm = false};
   const std::vector<Bf16> input = RandomInput(model, kRows, 11);
-  const std::unique_ptr<Ops> oracle = MakeOracleOps();
+  const std::unique_ptr<Backend> oracle = MakeOracleBackend();
   const Result expected = Decode(*oracle, model, 16, input);
   for (const CpuOptions& options : AllCpuOptions()) {
     SCOPED_TRACE(Describe(options));
-    const std::unique_ptr<Ops> ops = MakeCpuOps(options);
+    const std::unique_ptr<Backend> ops = MakeCpuBackend(options);
     EXPECT_TRUE(SameBits<Bf16>(Decode(*ops, model, 16, input).out, expected.out));
   }
 }
@@ -263,7 +263,7 @@ TEST_F(DecodeTest, EqualsPrefillAtAnyPageSize) {
   for (const int64_t window : {0, 600}) {
     const Model model{.heads = 6, .kv_heads = 2, .head_dim = 64, .window = window, .norm = true};
     const std::vector<Bf16> input = RandomInput(model, kRows, 12);
-    const std::unique_ptr<Ops> ops = MakeCpuOps({});
+    const std::unique_ptr<Backend> ops = MakeCpuBackend({});
     const Prefill prefill =
         RunPrefill(*ops, model, {std::begin(kLengths), std::end(kLengths)}, 16, input);
     const int64_t ldo = model.q_columns() + 7;
@@ -286,7 +286,7 @@ TEST_F(DecodeTest, SeesItsKeys) {
   const Model full{.heads = 1, .kv_heads = 1, .head_dim = 16, .window = 0, .norm = false};
   const Model windowed{.heads = 1, .kv_heads = 1, .head_dim = 16, .window = 600, .norm = false};
   std::vector<Bf16> input = RandomInput(full, kRows, 13);
-  const std::unique_ptr<Ops> ops = MakeCpuOps({});
+  const std::unique_ptr<Backend> ops = MakeCpuBackend({});
   const Result before = Decode(*ops, full, 16, input);
   EXPECT_FALSE(SameBits<Bf16>(Decode(*ops, windowed, 16, input).out, before.out));
   input.back() ^= 0x40;  // a fraction bit of the last token's value
@@ -302,8 +302,8 @@ TEST(AttentionTest, NonFiniteValuesReachOnlyTheRowsThatSeeThem) {
   poisoned[static_cast<size_t>(kPoisoned * model.qkv_columns()) + 3 * 16 + 5] = 0x7f80;  // a value
   for (const CpuOptions& options : AllCpuOptions()) {
     SCOPED_TRACE(Describe(options));
-    const std::unique_ptr<Ops> oracle = MakeOracleOps();
-    const std::unique_ptr<Ops> ops = MakeCpuOps(options);
+    const std::unique_ptr<Backend> oracle = MakeOracleBackend();
+    const std::unique_ptr<Backend> ops = MakeCpuBackend(options);
     const Result expected = RunPrefill(*oracle, model, {kRows}, 16, poisoned).result;
     const Result actual = RunPrefill(*ops, model, {kRows}, 16, poisoned).result;
     EXPECT_TRUE(SameBits<Bf16>(actual.out, expected.out));

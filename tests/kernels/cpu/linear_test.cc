@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cpu/op_cases.h"
 
 namespace isobit {
@@ -63,7 +63,7 @@ Problem MakeProblem(const LinearShape& shape, int64_t m, Family family, Random& 
 }
 
 template <typename T>
-std::vector<T> RunLinear(Ops& ops, const Problem& p, bool bias) {
+std::vector<T> RunLinear(Backend& ops, const Problem& p, bool bias) {
   const PackedWeight packed(ops, p.shape, p.w.data(), p.shape.k);
   Guarded<T> out(p.m * p.ldy);
   LinearArgs args{.x = p.x.data(),
@@ -77,7 +77,7 @@ std::vector<T> RunLinear(Ops& ops, const Problem& p, bool bias) {
   } else {
     args.bf16_out = out.data();
   }
-  EXPECT_TRUE(ops.Linear(args).ok());
+  EXPECT_TRUE(ops.Run(args).ok());
   EXPECT_TRUE(out.GuardsIntact());
   return {out.span().begin(), out.span().end()};
 }
@@ -86,14 +86,14 @@ std::vector<T> RunLinear(Ops& ops, const Problem& p, bool bias) {
 // poison in both, so a write beyond a row shows.
 void ExpectOracleBits(const Problem& p) {
   for (const NumericsMode mode : {NumericsMode::kTree, NumericsMode::kVanilla}) {
-    const std::unique_ptr<Ops> oracle = MakeOracleOps(mode);
+    const std::unique_ptr<Backend> oracle = MakeOracleBackend(mode);
     const std::vector<float> fp32 = RunLinear<float>(*oracle, p, false);
     const std::vector<Bf16> bf16 = RunLinear<Bf16>(*oracle, p, true);
     for (CpuOptions options : AllCpuOptions()) {
       options.mode = mode;
       SCOPED_TRACE(absl::StrCat(Describe(options), ", mode ", static_cast<int>(mode), ", m ", p.m,
                                 ", n ", p.shape.n, ", k ", p.shape.k));
-      const std::unique_ptr<Ops> ops = MakeCpuOps(options);
+      const std::unique_ptr<Backend> ops = MakeCpuBackend(options);
       EXPECT_TRUE(SameBits<float>(RunLinear<float>(*ops, p, false), fp32));
       EXPECT_TRUE(SameBits<Bf16>(RunLinear<Bf16>(*ops, p, true), bf16));
     }
@@ -140,11 +140,11 @@ TEST(LinearTest, NonFiniteOperands) {
     p.x[random() % p.x.size()] = special;
     p.w[random() % p.w.size()] = special;
   }
-  const auto expected = RunLinear<Bf16>(*MakeOracleOps(), p, false);
+  const auto expected = RunLinear<Bf16>(*MakeOracleBackend(), p, false);
   EXPECT_TRUE(std::ranges::count(expected, 0x7fff) > 0);
   for (const CpuOptions& options : AllCpuOptions()) {
     SCOPED_TRACE(Describe(options));
-    EXPECT_TRUE(SameBits<Bf16>(RunLinear<Bf16>(*MakeCpuOps(options), p, false), expected));
+    EXPECT_TRUE(SameBits<Bf16>(RunLinear<Bf16>(*MakeCpuBackend(options), p, false), expected));
   }
 }
 
@@ -154,7 +154,7 @@ TEST(LinearTest, AnEarlierCallLeavesNothingBehind) {
   Problem poison = MakeProblem(ShapeOf(40, 128, LeafSum::kChain), 3, Family::kNormal, random);
   std::ranges::fill(poison.x, Bf16{0x7fc0});
   poison.shape.bounds[1] = 5;  // ragged, so that x is copied
-  const std::unique_ptr<Ops> ops = MakeCpuOps({});
+  const std::unique_ptr<Backend> ops = MakeCpuBackend({});
   const auto alone = RunLinear<float>(*ops, p, false);
   RunLinear<float>(*ops, poison, false);
   EXPECT_TRUE(SameBits<float>(RunLinear<float>(*ops, p, false), alone));
@@ -182,7 +182,7 @@ TEST(LinearTest, CancellingLeaves) {
 // The control for all tests above: on these operands the two orders give different bits in most
 // outputs, so a backend that adds leaves in the wrong order cannot pass.
 TEST(LinearTest, CancellingLeavesTellChainFromTree) {
-  const std::unique_ptr<Ops> oracle = MakeOracleOps();
+  const std::unique_ptr<Backend> oracle = MakeOracleBackend();
   const auto chain = RunLinear<float>(*oracle, Cancelling(LeafSum::kChain), false);
   const auto tree = RunLinear<float>(*oracle, Cancelling(LeafSum::kTree), false);
   const Problem p = Cancelling(LeafSum::kChain);
@@ -198,7 +198,7 @@ TEST(LinearTest, CancellingLeavesTellChainFromTree) {
 
 TEST(LinearTest, VanillaDependsOnTheBatch) {
   Problem p = Cancelling(LeafSum::kChain);
-  const std::unique_ptr<Ops> ops = MakeCpuOps({.mode = NumericsMode::kVanilla});
+  const std::unique_ptr<Backend> ops = MakeCpuBackend({.mode = NumericsMode::kVanilla});
   const std::vector<float> crowd = RunLinear<float>(*ops, p, false);
   p.m = 1;
   const std::vector<float> alone = RunLinear<float>(*ops, p, false);

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/log_prob_cases.h"
 
@@ -21,9 +21,9 @@ using testing_support::RowBits;
 using testing_support::RunLogProbs;
 
 void ExpectOracleBits(const std::vector<LogProbCase>& requests) {
-  const std::vector<RowBits> expected = RunLogProbs(*MakeOracleOps(), requests);
+  const std::vector<RowBits> expected = RunLogProbs(*MakeOracleBackend(), requests);
   for (const CpuOptions& options : AllCpuOptions()) {
-    const std::vector<RowBits> actual = RunLogProbs(*MakeCpuOps(options), requests);
+    const std::vector<RowBits> actual = RunLogProbs(*MakeCpuBackend(options), requests);
     for (size_t i = 0; i < requests.size(); ++i) {
       EXPECT_EQ(actual[i], expected[i])
           << Describe(options) << ", row " << i << ", " << Describe(requests[i]);
@@ -54,7 +54,7 @@ TEST(LogProbsTest, NonFiniteRows) {
   size_t num_sound = 0;
   const std::vector<LogProbCase> requests = testing_support::NonFiniteCases(random, &num_sound);
   ExpectOracleBits(requests);
-  const std::vector<RowBits> bits = RunLogProbs(*MakeCpuOps({}), requests);
+  const std::vector<RowBits> bits = RunLogProbs(*MakeCpuBackend({}), requests);
   for (size_t i = 0; i < bits.size(); ++i) EXPECT_EQ(bits[i][0], i + num_sound >= bits.size()) << i;
 }
 
@@ -67,9 +67,9 @@ TEST(LogProbsTest, DrawDependsOnSeedSampleAndPositionAlone) {
   requests[1].sampling.seed = 2;
   requests[2].sampling.sample = 1;
   requests[3].sampling.position = 1;
-  const std::vector<RowBits> crowd = RunLogProbs(*MakeCpuOps({.num_threads = 3}), requests);
+  const std::vector<RowBits> crowd = RunLogProbs(*MakeCpuBackend({.num_threads = 3}), requests);
   for (size_t i = 0; i < requests.size(); ++i) {
-    EXPECT_EQ(RunLogProbs(*MakeCpuOps({}), {requests[i]})[0], crowd[i]);
+    EXPECT_EQ(RunLogProbs(*MakeCpuBackend({}), {requests[i]})[0], crowd[i]);
     for (size_t j = 0; j < i; ++j) EXPECT_NE(crowd[i][2], crowd[j][2]);
   }
 }

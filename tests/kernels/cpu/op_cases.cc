@@ -69,7 +69,7 @@ void CancelLeaves(const LinearShape& shape, int64_t rows, std::vector<Bf16>* x,
   copy(w, shape.n, 0x8000);
 }
 
-PackedWeight::PackedWeight(const Ops& ops, const LinearShape& shape, const Bf16* w, int64_t ldw)
+PackedWeight::PackedWeight(const Backend& ops, const LinearShape& shape, const Bf16* w, int64_t ldw)
     : lines_(ops.packer().PackedBytes(shape) / sizeof(Line) + 1) {
   weight_.shape = shape;
   weight_.packed = lines_.front().bytes;

@@ -15,8 +15,11 @@
 
 #include "absl/strings/str_format.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
-#include "kernels/ops.h"
+#include "kernels/backend.h"
+#include "kernels/contract/portable.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/ops/linear_shape.h"
+#include "kernels/weight_packer.h"
 
 namespace isobit::testing_support {
 
@@ -95,7 +98,7 @@ testing::AssertionResult SameBits(std::span<const T> actual, std::span<const T> 
 // A weight in a backend's layout, with its own memory.
 class PackedWeight {
  public:
-  PackedWeight(const Ops& ops, const LinearShape& shape, const Bf16* w, int64_t ldw);
+  PackedWeight(const Backend& ops, const LinearShape& shape, const Bf16* w, int64_t ldw);
 
   const LinearWeight& weight() const { return weight_; }
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cpu/op_cases.h"
 
 namespace isobit {
@@ -27,12 +27,12 @@ constexpr int64_t kWidths[] = {1, 3, 4, 15, 64, 100, 127, 128, 131, 576, 1000};
 // Runs `body(ops)` -> outputs on the oracle and on every backend, and compares.
 template <typename Body>
 void ExpectOracleBits(const Body& body, NumericsMode mode = NumericsMode::kTree) {
-  const std::unique_ptr<Ops> oracle = MakeOracleOps(mode);
+  const std::unique_ptr<Backend> oracle = MakeOracleBackend(mode);
   const auto expected = body(*oracle);
   for (CpuOptions options : AllCpuOptions()) {
     options.mode = mode;
     SCOPED_TRACE(Describe(options));
-    const std::unique_ptr<Ops> ops = MakeCpuOps(options);
+    const std::unique_ptr<Backend> ops = MakeCpuBackend(options);
     const auto actual = body(*ops);
     using Value = typename decltype(actual)::value_type;
     EXPECT_TRUE(SameBits<Value>(actual, expected));
@@ -43,13 +43,13 @@ TEST(RowOpsTest, Embedding) {
   Random random(1);
   const std::vector<Bf16> table = RandomBf16(Family::kNormal, 50 * 33, random);
   const std::vector<int32_t> ids = {49, 0, 7, 7};
-  ExpectOracleBits([&](Ops& ops) {
+  ExpectOracleBits([&](Backend& ops) {
     Guarded<Bf16> out(4 * 33);
-    EXPECT_TRUE(ops.Embedding({.ids = ids.data(),
-                               .rows = 4,
-                               .table = table.data(),
-                               .hidden = 33,
-                               .out = out.data()})
+    EXPECT_TRUE(ops.Run(EmbeddingArgs{.ids = ids.data(),
+                                      .rows = 4,
+                                      .table = table.data(),
+                                      .hidden = 33,
+                                      .out = out.data()})
                     .ok());
     EXPECT_TRUE(out.GuardsIntact());
     return std::vector<Bf16>(out.span().begin(), out.span().end());
@@ -67,18 +67,18 @@ TEST(RowOpsTest, RmsNorm) {
         const std::vector<float> sum = RandomFloats(family, rows * hidden, random);
         const std::vector<float> bias = RandomFloats(family, hidden, random);
         const std::vector<Bf16> weight = RandomBf16(family, hidden, random);
-        ExpectOracleBits([&](Ops& ops) {
+        ExpectOracleBits([&](Backend& ops) {
           Guarded<Bf16> stream(rows * hidden);
           Guarded<Bf16> out(rows * hidden);
           std::ranges::copy(residual, stream.data());
-          EXPECT_TRUE(ops.RmsNorm({.residual = stream.data(),
-                                   .sum = variant > 0 ? sum.data() : nullptr,
-                                   .bias = variant > 1 ? bias.data() : nullptr,
-                                   .weight = weight.data(),
-                                   .out = out.data(),
-                                   .rows = rows,
-                                   .hidden = hidden,
-                                   .eps = 1e-5f})
+          EXPECT_TRUE(ops.Run(RmsNormArgs{.residual = stream.data(),
+                                          .sum = variant > 0 ? sum.data() : nullptr,
+                                          .bias = variant > 1 ? bias.data() : nullptr,
+                                          .weight = weight.data(),
+                                          .out = out.data(),
+                                          .rows = rows,
+                                          .hidden = hidden,
+                                          .eps = 1e-5f})
                           .ok());
           EXPECT_TRUE(stream.GuardsIntact() && out.GuardsIntact());
           std::vector<Bf16> both(stream.span().begin(), stream.span().end());
@@ -96,11 +96,12 @@ TEST(RowOpsTest, SwiGlu) {
     for (const int64_t columns : kWidths) {
       const int64_t rows = 9;
       const std::vector<Bf16> gate_up = RandomBf16(family, rows * 2 * columns, random);
-      ExpectOracleBits([&](Ops& ops) {
+      ExpectOracleBits([&](Backend& ops) {
         Guarded<Bf16> out(rows * columns);
         EXPECT_TRUE(
-            ops.SwiGlu(
-                   {.gate_up = gate_up.data(), .out = out.data(), .rows = rows, .columns = columns})
+            ops
+                .Run(SwiGluArgs{
+                    .gate_up = gate_up.data(), .out = out.data(), .rows = rows, .columns = columns})
                 .ok());
         EXPECT_TRUE(out.GuardsIntact());
         return std::vector<Bf16>(out.span().begin(), out.span().end());
@@ -114,7 +115,7 @@ class ReduceTest : public testing::Test {
   static constexpr int64_t kCount = 40000;
 
   // Elements [begin, end) of the sum over `ranks` partials; the rest keeps its poison.
-  static std::vector<float> Sum(Ops& ops, int ranks, int64_t begin, int64_t end) {
+  static std::vector<float> Sum(Backend& ops, int ranks, int64_t begin, int64_t end) {
     Random random(4);
     std::vector<std::vector<float>> partials;
     std::vector<const float*> pointers;
@@ -123,12 +124,12 @@ class ReduceTest : public testing::Test {
     }
     for (const std::vector<float>& partial : partials) pointers.push_back(partial.data());
     Guarded<float> out(kCount);
-    EXPECT_TRUE(ops.Reduce({.partials = pointers.data(),
-                            .num_ranks = ranks,
-                            .begin = begin,
-                            .end = end,
-                            .count = kCount,
-                            .out = out.data()})
+    EXPECT_TRUE(ops.Run(ReduceArgs{.partials = pointers.data(),
+                                   .num_ranks = ranks,
+                                   .begin = begin,
+                                   .end = end,
+                                   .count = kCount,
+                                   .out = out.data()})
                     .ok());
     EXPECT_TRUE(out.GuardsIntact());
     return {out.span().begin(), out.span().end()};
@@ -140,14 +141,16 @@ TEST_F(ReduceTest, HasTheOraclesBits) {
        {NumericsMode::kTree, NumericsMode::kBatchInvariant, NumericsMode::kVanilla}) {
     for (const int ranks : {1, 2, 4, 8}) {
       SCOPED_TRACE(absl::StrCat("ranks ", ranks, ", mode ", static_cast<int>(mode)));
-      ExpectOracleBits([&](Ops& ops) { return Sum(ops, ranks, 0, kCount); }, mode);
-      ExpectOracleBits([&](Ops& ops) { return Sum(ops, ranks, 4999, 30001); }, mode);
+      ExpectOracleBits([&](Backend& ops) { return Sum(ops, ranks, 0, kCount); }, mode);
+      ExpectOracleBits([&](Backend& ops) { return Sum(ops, ranks, 4999, 30001); }, mode);
     }
   }
 }
 
 TEST_F(ReduceTest, EveryModeHasAnOrderOfItsOwn) {
-  const auto sum = [](NumericsMode mode) { return Sum(*MakeCpuOps({.mode = mode}), 4, 0, kCount); };
+  const auto sum = [](NumericsMode mode) {
+    return Sum(*MakeCpuBackend({.mode = mode}), 4, 0, kCount);
+  };
   const std::vector<float> tree = sum(NumericsMode::kTree);
   const std::vector<float> chain = sum(NumericsMode::kBatchInvariant);
   const std::vector<float> ring = sum(NumericsMode::kVanilla);

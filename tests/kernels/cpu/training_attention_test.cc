@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/contract/attention.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/training_cases.h"
 
 namespace isobit {
@@ -58,12 +58,12 @@ struct Case {
   }
 };
 
-Bits Backward(TrainingOps& ops, const Case& c, Bf16* out, float* log_sums) {
+Bits Backward(OpTable& ops, const Case& c, Bf16* out, float* log_sums) {
   Guarded<Bf16> dq(static_cast<int64_t>(c.q.size()));
   Guarded<Bf16> dk(static_cast<int64_t>(c.k.size()));
   Guarded<Bf16> dv(static_cast<int64_t>(c.v.size()));
-  EXPECT_TRUE(ops.AttentionGradient(
-                     {c.Forward(out, log_sums), c.dout.data(), dq.data(), dk.data(), dv.data()})
+  EXPECT_TRUE(ops.Run(AttentionGradientArgs{c.Forward(out, log_sums), c.dout.data(), dq.data(),
+                                            dk.data(), dv.data()})
                   .ok());
   Bits bits;
   bits.Add("dq", dq);
@@ -72,10 +72,10 @@ Bits Backward(TrainingOps& ops, const Case& c, Bf16* out, float* log_sums) {
   return bits;
 }
 
-Bits RunCase(TrainingOps& ops, const Case& c) {
+Bits RunCase(OpTable& ops, const Case& c) {
   Guarded<Bf16> out(static_cast<int64_t>(c.q.size()));
   Guarded<float> log_sums(c.heads * c.rows);
-  EXPECT_TRUE(ops.TrainingAttention(c.Forward(out.data(), log_sums.data())).ok());
+  EXPECT_TRUE(ops.Run(c.Forward(out.data(), log_sums.data())).ok());
   Bits bits = Backward(ops, c, out.data(), log_sums.data());
   bits.Add("out", out);
   bits.Add("log sums", log_sums);
@@ -102,7 +102,7 @@ TEST(TrainingAttentionTest, EqualsTheOracle) {
     SCOPED_TRACE(i);
     // Not kWide: its scores are infinite, and then C13 defines no bits.
     cases[i].Fill(i % 3 == 2 ? Family::kZeros : Family::kNormal, random);
-    ExpectOracleBits([&](TrainingOps& ops) { return RunCase(ops, cases[i]); });
+    ExpectOracleBits([&](OpTable& ops) { return RunCase(ops, cases[i]); });
   }
 }
 
@@ -113,7 +113,7 @@ TEST(TrainingAttentionTest, SharpSoftmax) {
   c.Fill(Family::kNormal, random);
   for (Bf16& x : c.q) x = contract::FloatToBf16(contract::Bf16ToFloat(x) * 20.0f);
   for (Bf16& x : c.dout) x = contract::FloatToBf16(contract::Bf16ToFloat(x) * 0x1p-60f);
-  ExpectOracleBits([&](TrainingOps& ops) { return RunCase(ops, c); });
+  ExpectOracleBits([&](OpTable& ops) { return RunCase(ops, c); });
 }
 
 // A NaN of one sequence leaves the others alone.
@@ -121,9 +121,9 @@ TEST(TrainingAttentionTest, SequencesAreApart) {
   Random random(3);
   Case c = {2, 1, 16, 0, {0, 50, 100}, 100};
   c.Fill(Family::kNormal, random);
-  const Bits clean = ExpectOracleBits([&](TrainingOps& ops) { return RunCase(ops, c); });
+  const Bits clean = ExpectOracleBits([&](OpTable& ops) { return RunCase(ops, c); });
   c.dout[10 * 32] = 0x7f80;
-  OracleTrainingOps oracle;
+  OracleBackend oracle;
   const Bits bad = RunCase(oracle, c);
   for (const char* name : {"dq", "dk", "dv"}) {
     const std::vector<uint64_t>& a = clean[name];
@@ -156,11 +156,11 @@ TEST(TrainingAttentionTest, OrderMatters) {
     c.k[i + kRows / 2 * kDim] = c.k[i] ^ 0x8000;
     c.v[i + kRows / 2 * kDim] = c.v[i];
   }
-  ExpectOracleBits([&](TrainingOps& ops) { return RunCase(ops, c); });
-  OracleTrainingOps oracle;
+  ExpectOracleBits([&](OpTable& ops) { return RunCase(ops, c); });
+  OracleBackend oracle;
   std::vector<Bf16> out(c.q.size());
   std::vector<float> log_sums(2 * kRows);
-  ASSERT_TRUE(oracle.TrainingAttention(c.Forward(out.data(), log_sums.data())).ok());
+  ASSERT_TRUE(oracle.Run(c.Forward(out.data(), log_sums.data())).ok());
   const Bits bits = Backward(oracle, c, out.data(), log_sums.data());
 
   // The last row sees all keys, so its dq is an ascending chain here.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/training_cases.h"
 
 namespace isobit {
@@ -55,7 +55,7 @@ Case RandomCase(int64_t rows, int64_t vocab, Family family, Random& random) {
   return c;
 }
 
-Bits RunCase(TrainingOps& ops, const Case& c) {
+Bits RunCase(OpTable& ops, const Case& c) {
   std::vector<LogProbRow> state(static_cast<size_t>(c.rows));
   Guarded<float> logprobs(c.rows);
   Guarded<float> entropies(c.rows);
@@ -64,14 +64,15 @@ Bits RunCase(TrainingOps& ops, const Case& c) {
   if (c.sampled) {
     sampling = {c.temperature.data(), c.top_k.data(), c.top_p.data(), c.min_p.data()};
   }
-  EXPECT_TRUE(ops.TrainingLogProbs({c.logits.data(), c.rows, c.vocab, c.targets.data(), sampling,
-                                    logprobs.data(), c.entropies ? entropies.data() : nullptr,
-                                    state.data()})
+  EXPECT_TRUE(ops.Run(TrainingLogProbsArgs{c.logits.data(), c.rows, c.vocab, c.targets.data(),
+                                           sampling, logprobs.data(),
+                                           c.entropies ? entropies.data() : nullptr, state.data()})
                   .ok());
-  EXPECT_TRUE(ops.LogProbGradient({c.logits.data(), c.rows, c.vocab, c.targets.data(), sampling,
-                                   state.data(), c.dlogprobs.data(),
-                                   c.entropies ? c.dentropies.data() : nullptr, dlogits.data()})
-                  .ok());
+  EXPECT_TRUE(
+      ops.Run(LogProbGradientArgs{c.logits.data(), c.rows, c.vocab, c.targets.data(), sampling,
+                                  state.data(), c.dlogprobs.data(),
+                                  c.entropies ? c.dentropies.data() : nullptr, dlogits.data()})
+          .ok());
   std::vector<float> sums;
   for (const LogProbRow& row : state) {
     EXPECT_EQ(row.last_id >= 0 && row.finite == 0, false);
@@ -94,7 +95,7 @@ TEST(TrainingLogProbsTest, EqualsTheOracle) {
       c.sampled = random() % 4 != 0;
       c.entropies = random() % 4 != 0;
       SCOPED_TRACE(testing::Message() << static_cast<int>(family) << " " << vocab);
-      ExpectOracleBits([&](TrainingOps& ops) { return RunCase(ops, c); });
+      ExpectOracleBits([&](OpTable& ops) { return RunCase(ops, c); });
     }
   }
 }
@@ -110,7 +111,7 @@ TEST(TrainingLogProbsTest, InfiniteLogits) {
   c.logits[150 + 3] = 3e38f;   // overflows
   c.logits[200 + 3] = -3e38f;  // becomes -inf
   c.temperature[5] = std::numeric_limits<float>::quiet_NaN();
-  const Bits bits = ExpectOracleBits([&](TrainingOps& ops) { return RunCase(ops, c); });
+  const Bits bits = ExpectOracleBits([&](OpTable& ops) { return RunCase(ops, c); });
   for (const size_t row : {0, 1, 2, 3, 5}) {
     EXPECT_EQ(bits["logprobs"][row], 0x7fffffffu);
     EXPECT_EQ(bits["dlogits"][row * 50], 0x7fffu);
@@ -129,7 +130,7 @@ TEST(TrainingLogProbsTest, Losses) {
     const std::vector<float> old = RandomFloats(family, kTokens, random);
     const std::vector<float> reference = RandomFloats(family, kTokens, random);
     for (int kind = 0; kind < 4; ++kind) {
-      ExpectOracleBits([&](TrainingOps& ops) {
+      ExpectOracleBits([&](OpTable& ops) {
         Guarded<float> values(kTokens);
         Guarded<float> gradients(kTokens);
         PolicyLossArgs args = {kTokens,
@@ -143,7 +144,7 @@ TEST(TrainingLogProbsTest, Losses) {
                                0.1f,
                                values.data(),
                                gradients.data()};
-        EXPECT_TRUE(ops.PolicyLoss(args).ok());
+        EXPECT_TRUE(ops.Run(args).ok());
         Bits bits;
         bits.Add("values", values);
         bits.Add("gradients", gradients);
@@ -169,7 +170,7 @@ TEST(TrainingLogProbsTest, LossesThatAreNaN) {
   }
   const std::vector<float> weights(logprobs.size(), 1.0f);
   const auto tokens = static_cast<int64_t>(logprobs.size());
-  const Bits bits = ExpectOracleBits([&](TrainingOps& ops) {
+  const Bits bits = ExpectOracleBits([&](OpTable& ops) {
     std::vector<float> values(logprobs.size());
     std::vector<float> gradients(logprobs.size());
     PolicyLossArgs args = {.tokens = tokens,
@@ -179,9 +180,9 @@ TEST(TrainingLogProbsTest, LossesThatAreNaN) {
                            .old_logprobs = old.data(),
                            .values = values.data(),
                            .gradients = gradients.data()};
-    EXPECT_TRUE(ops.PolicyLoss(args).ok());
+    EXPECT_TRUE(ops.Run(args).ok());
     args.clip_high = kNaN;
-    EXPECT_EQ(ops.PolicyLoss(args).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ops.Run(args).code(), absl::StatusCode::kInvalidArgument);
     for (std::vector<float>* results : {&values, &gradients}) {
       for (float& x : *results) x = x != x ? contract::FromBits(0x7fffffffu) : x;
     }
@@ -206,12 +207,13 @@ TEST(TrainingLogProbsTest, LossFunctions) {
     for (const auto function :
          {contract::LossFunction::kExp, contract::LossFunction::kLog,
           contract::LossFunction::kSigmoid, contract::LossFunction::kLogSigmoid}) {
-      ExpectOracleBits([&](TrainingOps& ops) {
+      ExpectOracleBits([&](OpTable& ops) {
         const auto count = static_cast<int64_t>(x.size());
         Guarded<float> values(count);
         Guarded<float> gradients(count);
         EXPECT_TRUE(
-            ops.LossFunction({function, count, x.data(), values.data(), gradients.data()}).ok());
+            ops.Run(LossFunctionArgs{function, count, x.data(), values.data(), gradients.data()})
+                .ok());
         Bits bits;
         bits.Add("values", values);
         bits.Add("gradients", gradients);
@@ -231,9 +233,9 @@ TEST(TrainingLogProbsTest, SequenceSums) {
   for (const Family family : kFamilies) {
     std::vector<float> x = RandomFloats(family, bounds.back(), random);
     if (family == Family::kZeros) std::ranges::fill(x, -0.0f);  // the padding is +0
-    ExpectOracleBits([&](TrainingOps& ops) {
+    ExpectOracleBits([&](OpTable& ops) {
       Guarded<float> sums(sequences);
-      EXPECT_TRUE(ops.SequenceSums({x.data(), bounds.data(), sequences, sums.data()}).ok());
+      EXPECT_TRUE(ops.Run(SequenceSumsArgs{x.data(), bounds.data(), sequences, sums.data()}).ok());
       Bits bits;
       bits.Add("sums", sums);
       return bits;
@@ -244,7 +246,7 @@ TEST(TrainingLogProbsTest, SequenceSums) {
 // The sums have no order (C7); but one token more or less in the set shows in every gradient.
 TEST(TrainingLogProbsTest, TheSetMatters) {
   Random random(4);
-  OracleTrainingOps oracle;
+  OracleBackend oracle;
   Case c = RandomCase(10, 200, Family::kNormal, random);
   std::ranges::fill(c.top_k, 50);
   std::ranges::fill(c.top_p, 1.0f);

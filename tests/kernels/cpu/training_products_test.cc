@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/training_cases.h"
 
 namespace isobit {
@@ -86,10 +86,10 @@ Layer RandomLayer(int trial, Random& random) {
   return layer;
 }
 
-Bits InputGradient(TrainingOps& ops, const Layer& layer) {
+Bits InputGradient(OpTable& ops, const Layer& layer) {
   Guarded<Bf16> dx(layer.rows * layer.columns);
-  EXPECT_TRUE(ops.InputGradient({layer.dy.data(), layer.n() + layer.padding, layer.rows,
-                                 layer.weight(), dx.data()})
+  EXPECT_TRUE(ops.Run(InputGradientArgs{layer.dy.data(), layer.n() + layer.padding, layer.rows,
+                                        layer.weight(), dx.data()})
                   .ok());
   Bits bits;
   bits.Add("dx", dx);
@@ -97,8 +97,7 @@ Bits InputGradient(TrainingOps& ops, const Layer& layer) {
 }
 
 // start: where the chains start, or null.
-Bits WeightGradient(TrainingOps& ops, const Layer& layer,
-                    const std::vector<float>* start = nullptr) {
+Bits WeightGradient(OpTable& ops, const Layer& layer, const std::vector<float>* start = nullptr) {
   Guarded<float> dw(layer.n() * layer.columns);
   WeightGradientArgs args;
   args.dy = layer.dy.data();
@@ -116,7 +115,7 @@ Bits WeightGradient(TrainingOps& ops, const Layer& layer,
     data += layer.part_rows[i] * layer.columns;
   }
   args.continues = start != nullptr;
-  EXPECT_TRUE(ops.WeightGradient(args).ok());
+  EXPECT_TRUE(ops.Run(args).ok());
   Bits bits;
   bits.Add("dw", dw);
   return bits;
@@ -127,8 +126,8 @@ TEST(TrainingProductsTest, Gradients) {
   for (int trial = 0; trial < kTrials; ++trial) {
     SCOPED_TRACE(trial);
     const Layer layer = RandomLayer(trial, random);
-    ExpectOracleBits([&](TrainingOps& ops) { return InputGradient(ops, layer); });
-    ExpectOracleBits([&](TrainingOps& ops) { return WeightGradient(ops, layer); });
+    ExpectOracleBits([&](OpTable& ops) { return InputGradient(ops, layer); });
+    ExpectOracleBits([&](OpTable& ops) { return WeightGradient(ops, layer); });
   }
 }
 
@@ -141,14 +140,14 @@ TEST(TrainingProductsTest, AWeightGradientGoesOn) {
   layer.part_rows = {20, 21};
   layer.packs = {0, 75};
   Fill(Family::kNormal, random, &layer);
-  const Bits whole = ExpectOracleBits([&](TrainingOps& ops) { return WeightGradient(ops, layer); });
+  const Bits whole = ExpectOracleBits([&](OpTable& ops) { return WeightGradient(ops, layer); });
   Layer first = layer;
   first.packs = {0, 48};
   Layer second = layer;
   second.packs = {0, 27};
   second.x.erase(second.x.begin(), second.x.begin() + 48 * layer.columns);
   second.dy.erase(second.dy.begin(), second.dy.begin() + 48 * layer.n());
-  const Bits parts = ExpectOracleBits([&](TrainingOps& ops) {
+  const Bits parts = ExpectOracleBits([&](OpTable& ops) {
     const Bits before = WeightGradient(ops, first);
     std::vector<float> start;
     for (const uint64_t pattern : before["dw"]) {
@@ -174,7 +173,7 @@ TEST(TrainingProductsTest, StackedLinear) {
     args.leaves = contract::PlanColumns(layer.columns);
     args.sum = trial % 2 == 0 ? contract::LeafSum::kChain : contract::LeafSum::kTree;
     args.bias = trial / 2 % 2 == 0 ? bias.data() : nullptr;
-    ExpectOracleBits([&](TrainingOps& ops) {
+    ExpectOracleBits([&](OpTable& ops) {
       Guarded<Bf16> rounded(layer.rows * layer.n());
       Guarded<float> sums(layer.rows * layer.n());
       Guarded<Bf16> added(layer.rows * layer.n());
@@ -182,16 +181,16 @@ TEST(TrainingProductsTest, StackedLinear) {
       std::ranges::copy(residual, in_place.data());
       StackedLinearArgs call = args;
       call.bf16_out = rounded.data();
-      EXPECT_TRUE(ops.StackedLinear(call).ok());
+      EXPECT_TRUE(ops.Run(call).ok());
       call.bf16_out = nullptr;
       call.fp32_out = sums.data();
-      EXPECT_TRUE(ops.StackedLinear(call).ok());
+      EXPECT_TRUE(ops.Run(call).ok());
       call.fp32_out = nullptr;
       call.residual = residual.data();
       call.bf16_out = added.data();
-      EXPECT_TRUE(ops.StackedLinear(call).ok());
+      EXPECT_TRUE(ops.Run(call).ok());
       call.residual = call.bf16_out = in_place.data();
-      EXPECT_TRUE(ops.StackedLinear(call).ok());
+      EXPECT_TRUE(ops.Run(call).ok());
       Bits bits;
       bits.Add("bf16", rounded);
       bits.Add("fp32", sums);
@@ -221,8 +220,8 @@ TEST(TrainingProductsTest, OrderMatters) {
       layer.w[static_cast<size_t>(n * 64 + c)] =
           layer.w[static_cast<size_t>((n - 128) * 64 + c)] ^ 0x8000;
   }
-  ExpectOracleBits([&](TrainingOps& ops) { return InputGradient(ops, layer); });
-  OracleTrainingOps oracle;
+  ExpectOracleBits([&](OpTable& ops) { return InputGradient(ops, layer); });
+  OracleBackend oracle;
   const Bits dx = InputGradient(oracle, layer);
   const Bits dw = WeightGradient(oracle, layer);
 

@@ -11,7 +11,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/contract/rope.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/training_cases.h"
 
 namespace isobit {
@@ -53,14 +53,15 @@ struct NormCase {
   std::vector<Bf16> dy;
 };
 
-Bits NormGradient(TrainingOps& ops, const NormCase& c) {
+Bits NormGradient(OpTable& ops, const NormCase& c) {
   Guarded<Bf16> dx(static_cast<int64_t>(c.x.size()));
   Guarded<float> dw(c.columns);
-  EXPECT_TRUE(ops.RmsNormGradient({c.x.data(), c.weight.data(), c.dy.data(), c.columns, 1e-6f,
-                                   c.packs, dx.data(), dw.data()})
+  EXPECT_TRUE(ops.Run(RmsNormGradientArgs{c.x.data(), c.weight.data(), c.dy.data(), c.columns,
+                                          1e-6f, c.packs, dx.data(), dw.data()})
                   .ok());
   Guarded<float> sums(c.columns);
-  EXPECT_TRUE(ops.ColumnSums({c.dy.data(), c.columns, c.columns, c.packs, sums.data()}).ok());
+  EXPECT_TRUE(
+      ops.Run(ColumnSumsArgs{c.dy.data(), c.columns, c.columns, c.packs, sums.data()}).ok());
   Bits bits;
   bits.Add("dx", dx);
   bits.Add("dw", dw);
@@ -87,7 +88,7 @@ TEST(TrainingRowsTest, RmsNormGradientAndColumnSums) {
     NormCase c = RandomNorm(1 + Below(200, random), columns, int64_t{1} << (trial % 7),
                             kFamilies[trial % 4], random);
     if (trial % 5 == 4) c.dy[random() % c.dy.size()] = 0x7f80;
-    ExpectOracleBits([&](TrainingOps& ops) { return NormGradient(ops, c); });
+    ExpectOracleBits([&](OpTable& ops) { return NormGradient(ops, c); });
   }
 }
 
@@ -100,7 +101,7 @@ TEST(TrainingRowsTest, PaddingDecidesTheSignOfZero) {
     c.packs = {0, 1};
     c.x = c.weight = std::vector<Bf16>(static_cast<size_t>(columns), 0x3f80);
     c.dy = std::vector<Bf16>(static_cast<size_t>(columns), 0x8000);
-    const Bits bits = ExpectOracleBits([&](TrainingOps& ops) { return NormGradient(ops, c); });
+    const Bits bits = ExpectOracleBits([&](OpTable& ops) { return NormGradient(ops, c); });
     const bool padded = !std::has_single_bit(static_cast<uint64_t>(columns));
     EXPECT_EQ(bits["dx"][0], padded ? 0x8000u : 0u);
   }
@@ -113,9 +114,10 @@ TEST(TrainingRowsTest, SwiGluGradient) {
     const int64_t columns = 1 + Below(300, random);
     const std::vector<Bf16> gate_up = RandomBf16(family, 2 * rows * columns, random);
     const std::vector<Bf16> ds = RandomBf16(family, rows * columns, random);
-    ExpectOracleBits([&](TrainingOps& ops) {
+    ExpectOracleBits([&](OpTable& ops) {
       Guarded<Bf16> d(2 * rows * columns);
-      EXPECT_TRUE(ops.SwiGluGradient({gate_up.data(), ds.data(), rows, columns, d.data()}).ok());
+      EXPECT_TRUE(
+          ops.Run(SwiGluGradientArgs{gate_up.data(), ds.data(), rows, columns, d.data()}).ok());
       Bits bits;
       bits.Add("dgate_up", d);
       return bits;
@@ -163,7 +165,7 @@ struct QkvCase {
     args.sine = rope.sine.data();
   }
 
-  Bits Run(TrainingOps& ops) const {
+  Bits Run(OpTable& ops) const {
     Guarded<Bf16> q(static_cast<int64_t>(dq.size()));
     Guarded<Bf16> k(static_cast<int64_t>(dk.size()));
     Guarded<Bf16> v(static_cast<int64_t>(dv.size()));
@@ -174,9 +176,9 @@ struct QkvCase {
     forward.q = q.data();
     forward.k = k.data();
     forward.v = v.data();
-    EXPECT_TRUE(ops.TrainingQkv(forward).ok());
-    EXPECT_TRUE(ops.QkvGradient({args, dq.data(), dk.data(), dv.data(), packs, dqkv.data(),
-                                 dq_norm.data(), dk_norm.data()})
+    EXPECT_TRUE(ops.Run(forward).ok());
+    EXPECT_TRUE(ops.Run(QkvGradientArgs{args, dq.data(), dk.data(), dv.data(), packs, dqkv.data(),
+                                        dq_norm.data(), dk_norm.data()})
                     .ok());
     Bits bits;
     bits.Add("q", q);
@@ -199,7 +201,7 @@ TEST(TrainingRowsTest, Qkv) {
     QkvCase c(kv_heads * (1 + trial % 2), kv_heads, head_dim, trial % 4 != 3,
               1 + Below(150, random), random);
     if (trial % 5 == 4) c.qkv[random() % c.qkv.size()] = 0x7f80;
-    ExpectOracleBits([&](TrainingOps& ops) { return c.Run(ops); });
+    ExpectOracleBits([&](OpTable& ops) { return c.Run(ops); });
   }
 }
 
@@ -208,7 +210,7 @@ TEST(TrainingRowsTest, QkvPoisonsKeys) {
   Random random(4);
   QkvCase c(2, 2, 8, true, 3, random);
   c.qkv[(1 * 6 + 4) * 8 + 3] = 0x7f80;  // row 1, v head 0
-  const Bits bits = ExpectOracleBits([&](TrainingOps& ops) { return c.Run(ops); });
+  const Bits bits = ExpectOracleBits([&](OpTable& ops) { return c.Run(ops); });
   for (size_t i = 16; i < 24; ++i) {
     EXPECT_EQ(bits["k"][i], 0x7fffu);
     EXPECT_EQ(bits["v"][i], 0u);
@@ -242,14 +244,14 @@ TEST(TrainingRowsTest, EmbeddingGradient) {
     const std::vector<Bf16> dy = RandomBf16(kFamilies[trial % 4], rows * hidden, random);
     const std::vector<float> head = RandomFloats(
         Family::kNormal, (static_cast<int64_t>(packs.size()) - 1) * num_ids * hidden, random);
-    ExpectOracleBits([&](TrainingOps& ops) {
+    ExpectOracleBits([&](OpTable& ops) {
       Guarded<float> dtable(vocab * hidden);  // rows of other ids stay as they are
-      EXPECT_TRUE(ops.EmbeddingGradient({dy.data(),
-                                         hidden,
-                                         {ids.data(), starts.data(), sorted.data(), num_ids},
-                                         packs,
-                                         trial % 2 == 0 ? nullptr : head.data(),
-                                         dtable.data()})
+      EXPECT_TRUE(ops.Run(EmbeddingGradientArgs{dy.data(),
+                                                hidden,
+                                                {ids.data(), starts.data(), sorted.data(), num_ids},
+                                                packs,
+                                                trial % 2 == 0 ? nullptr : head.data(),
+                                                dtable.data()})
                       .ok());
       Bits bits;
       bits.Add("dtable", dtable);
@@ -271,9 +273,9 @@ TEST(TrainingRowsTest, Dither) {
     const auto step = static_cast<uint64_t>(1 + Below(100000, random));
     const auto moment = static_cast<uint32_t>(Below(2, random));
     const auto first = static_cast<uint64_t>(Below(int64_t{1} << 40, random));
-    ExpectOracleBits([&](TrainingOps& ops) {
+    ExpectOracleBits([&](OpTable& ops) {
       Guarded<Bf16> out(count);
-      EXPECT_TRUE(ops.Dither({x.data(), count, step, moment, first, out.data()}).ok());
+      EXPECT_TRUE(ops.Run(DitherArgs{x.data(), count, step, moment, first, out.data()}).ok());
       for (int64_t i = 0; i < count; ++i) {
         const float from = x[static_cast<size_t>(i)];
         EXPECT_EQ(std::isfinite(contract::Bf16ToFloat(out.data()[i])), std::isfinite(from));
@@ -291,7 +293,7 @@ TEST(TrainingRowsTest, DitherHasNoDrift) {
   Random random(8);
   const std::vector<float> x = RandomFloats(Family::kNormal, kCount, random);
   std::vector<Bf16> out(x.size());
-  ASSERT_TRUE(OracleTrainingOps().Dither({x.data(), kCount, 3, 1, 0, out.data()}).ok());
+  ASSERT_TRUE(OracleBackend().Run(DitherArgs{x.data(), kCount, 3, 1, 0, out.data()}).ok());
   double drift = 0;  // of magnitudes, in distances of bf16 neighbours
   for (size_t i = 0; i < x.size(); ++i) {
     const float to = std::abs(contract::Bf16ToFloat(out[i]));
@@ -316,7 +318,7 @@ TEST(TrainingRowsTest, SumsAndAdamW) {
     std::vector<float> v = RandomFloats(Family::kZeros, count, random);
     for (float& value : v) value *= value;
     const contract::AdamWStep step = {0.999f, 0.9f, 0.1f, 0.99f, 0.01f, 1e-3f, 1.5f, 1e-8f, 0.3f};
-    ExpectOracleBits([&](TrainingOps& ops) {
+    ExpectOracleBits([&](OpTable& ops) {
       Guarded<float> p_out(count);
       Guarded<float> m_out(count);
       Guarded<float> v_out(count);
@@ -324,15 +326,16 @@ TEST(TrainingRowsTest, SumsAndAdamW) {
       std::ranges::copy(parameter, p_out.data());
       std::ranges::copy(m, m_out.data());
       std::ranges::copy(v, v_out.data());
-      EXPECT_TRUE(ops.AdamW({count, p_out.data(), m_out.data(), v_out.data(), gradient.data(),
-                             trial % 3 == 0 ? nullptr : working.data(), step})
-                      .ok());
+      EXPECT_TRUE(
+          ops.Run(AdamWArgs{count, p_out.data(), m_out.data(), v_out.data(), gradient.data(),
+                            trial % 3 == 0 ? nullptr : working.data(), step})
+              .ok());
       std::vector<double> sums(static_cast<size_t>(rows));
       double total = 0;
       float sum = 0;
-      EXPECT_TRUE(ops.SquareSums({gradient.data(), rows, columns, sums.data()}).ok());
-      EXPECT_TRUE(ops.TreeSum64({sums.data(), rows, &total}).ok());
-      EXPECT_TRUE(ops.TreeSum({gradient.data(), count, &sum}).ok());
+      EXPECT_TRUE(ops.Run(SquareSumsArgs{gradient.data(), rows, columns, sums.data()}).ok());
+      EXPECT_TRUE(ops.Run(TreeSum64Args{sums.data(), rows, &total}).ok());
+      EXPECT_TRUE(ops.Run(TreeSumArgs{gradient.data(), count, &sum}).ok());
       Bits bits;
       bits.Add("parameter", p_out);
       bits.Add("m", m_out);
@@ -349,7 +352,7 @@ TEST(TrainingRowsTest, SumsAndAdamW) {
 // The bits above depend on the order of every sum, so a wrong order would show.
 TEST(TrainingRowsTest, OrderMatters) {
   Random random(7);
-  OracleTrainingOps oracle;
+  OracleBackend oracle;
   NormCase c = RandomNorm(256, 48, 1, Family::kNormal, random);
   for (Bf16& x : c.dy) {  // 12 binades: fp32 rounds their sums
     x = contract::FloatToBf16(
@@ -394,7 +397,7 @@ TEST(TrainingRowsTest, OrderMatters) {
   }
   EXPECT_GT(Differences(NormGradient(oracle, rolled)["dx"], NormGradient(oracle, dots)["dx"]),
             1000);
-  ExpectOracleBits([&](TrainingOps& ops) { return NormGradient(ops, dots); });
+  ExpectOracleBits([&](OpTable& ops) { return NormGradient(ops, dots); });
 
   // The heads of dq_norm.
   const QkvCase heads(4, 1, 16, true, 100, random);

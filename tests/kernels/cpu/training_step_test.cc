@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 
 namespace isobit {
 namespace {
@@ -17,7 +17,7 @@ using testing_support::Bits;
 using testing_support::Differences;
 using testing_support::kStepRows;
 
-Bits RunStep(TrainingOps& ops, const std::vector<int64_t>& packs) {
+Bits RunStep(OpTable& ops, const std::vector<int64_t>& packs) {
   struct alignas(256) Line {
     std::byte bytes[256];
   };
@@ -34,9 +34,9 @@ Bits RunStep(TrainingOps& ops, const std::vector<int64_t>& packs) {
 TEST(TrainingStepTest, HasTheOraclesBits) {
   const std::vector<int64_t> packs = {0, 70, 70, 150, kStepRows};
   const Bits expected =
-      testing_support::ExpectOracleBits([&packs](TrainingOps& ops) { return RunStep(ops, packs); });
+      testing_support::ExpectOracleBits([&packs](OpTable& ops) { return RunStep(ops, packs); });
   // Control: another order of the sums over rows shows in each of them.
-  const Bits other = RunStep(*MakeOracleTrainingOps(), {0, kStepRows});
+  const Bits other = RunStep(*MakeOracleBackend(), {0, kStepRows});
   for (const char* const name : testing_support::kSumsOverRows) {
     EXPECT_GT(Differences(expected[name], other[name]), 0) << name;
   }

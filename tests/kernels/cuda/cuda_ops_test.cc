@@ -8,9 +8,10 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/device/device_info.h"
-#include "kernels/cuda/make_cuda_ops.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/step_kernels.h"
 #include "tests/kernels/cuda/device_case.h"
 
@@ -20,14 +21,14 @@ namespace {
 // Runs everywhere: with a GPU it asks for a device that does not exist, without one for the first.
 TEST(CudaOpsTest, SaysThatADeviceCannotBeUsed) {
   const int device = cuda::GetDeviceInfo(0).ok() ? 99 : 0;
-  const absl::Status status = MakeCudaOps({.device = device}).status();
+  const absl::Status status = CudaBackend::Create({.device = device}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status.ToString();
   EXPECT_FALSE(status.message().empty());
 }
 
 TEST(CudaOpsTest, CopiesInOrderAndSharesACopy) {
   ISOBIT_SKIP_WITHOUT_GPU();
-  const auto ops = MakeCudaOps({}).value();
+  const auto ops = CudaBackend::Create({}).value();
   const std::vector<int32_t> sent = {3, 1, 4, 1, 5, 9};
   const size_t bytes = sent.size() * sizeof(int32_t);
   const Memory a = ops->device().Allocate(bytes).value();
@@ -51,7 +52,7 @@ TEST(CudaOpsTest, CopiesInOrderAndSharesACopy) {
 
 TEST(CudaOpsTest, UploadsBesideTheOps) {
   ISOBIT_SKIP_WITHOUT_GPU();
-  const auto ops = MakeCudaOps({}).value();
+  const auto ops = CudaBackend::Create({}).value();
   const std::vector<int32_t> sent(1 << 20, 7);
   const size_t bytes = sent.size() * sizeof(int32_t);
   size_t before = 0, after = 0, total = 0;
@@ -77,7 +78,7 @@ TEST(CudaOpsTest, UploadsBesideTheOps) {
 // The addresses stay, also in a captured graph, and so do the bytes that are the GPU's.
 TEST(CudaMemoryTest, ReleasedBytesAreTheGpus) {
   ISOBIT_SKIP_WITHOUT_GPU();
-  const auto ops = MakeCudaOps({}).value();
+  const auto ops = CudaBackend::Create({}).value();
   auto& device = static_cast<CudaDevice&>(ops->device());
   constexpr size_t kBytes = (size_t{64} << 20) + 4096;
   const std::unique_ptr<ReleasableMemory> memory = device.AllocateReleasable(kBytes).value();
@@ -119,7 +120,7 @@ TEST(CudaMemoryTest, ReleasedBytesAreTheGpus) {
 // replace what an earlier one has written.
 TEST(CudaOpsTest, CopiesPagesInOrder) {
   ISOBIT_SKIP_WITHOUT_GPU();
-  const auto ops = MakeCudaOps({}).value();
+  const auto ops = CudaBackend::Create({}).value();
   constexpr int32_t kPages = 400;
   constexpr int64_t kPlanes = 6;
   std::mt19937 random(7);
@@ -136,11 +137,11 @@ TEST(CudaOpsTest, CopiesPagesInOrder) {
                         static_cast<int32_t>(random() % (i < 300 ? kPages : 20))});
       if (copies.back().from == copies.back().to) copies.pop_back();
     }
-    ASSERT_TRUE(ops->CopyPages({.planes = reinterpret_cast<Bf16*>(memory.get()),
-                                .num_planes = kPlanes,
-                                .plane_stride = kPages * elements,
-                                .page_elements = elements,
-                                .copies = copies})
+    ASSERT_TRUE(ops->Run(CopyPagesArgs{.planes = reinterpret_cast<Bf16*>(memory.get()),
+                                       .num_planes = kPlanes,
+                                       .plane_stride = kPages * elements,
+                                       .page_elements = elements,
+                                       .copies = copies})
                     .ok());
     for (const PageCopy& copy : copies) {
       for (int64_t plane = 0; plane < kPlanes; ++plane) {
@@ -157,7 +158,7 @@ TEST(CudaOpsTest, CopiesPagesInOrder) {
 
 TEST(CudaOpsTest, PicksRowsInAnyNumber) {
   ISOBIT_SKIP_WITHOUT_GPU();
-  const auto ops = MakeCudaOps({}).value();
+  const auto ops = CudaBackend::Create({}).value();
   std::mt19937 random(8);
   for (const int64_t width : {4096, 36, 7}) {
     constexpr int64_t kRows = 300;
@@ -191,7 +192,7 @@ TEST(CudaOpsTest, PicksRowsInAnyNumber) {
 
 TEST(CudaOpsTest, SaysThatMemoryIsExhausted) {
   ISOBIT_SKIP_WITHOUT_GPU();
-  const auto ops = MakeCudaOps({}).value();
+  const auto ops = CudaBackend::Create({}).value();
   EXPECT_EQ(ops->device().Allocate(size_t{1} << 50).status().code(),
             absl::StatusCode::kResourceExhausted);
   // The refusal leaves the backend usable.

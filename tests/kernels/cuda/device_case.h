@@ -107,6 +107,23 @@ class DeviceBuffer {
   unsigned char* memory_ = nullptr;
 };
 
+// Scratch of an op: the bytes that it asks for, with guards behind them.
+class Workspace {
+ public:
+  cuda::Stream On(cuda::Stream stream) const {
+    stream.scratch = &scratch_;
+    return stream;
+  }
+  bool GuardsIntact() const { return bytes_ == nullptr || bytes_->GuardsIntact(); }
+
+ private:
+  std::unique_ptr<DeviceBuffer<unsigned char>> bytes_;
+  const cuda::Scratch scratch_ = [this](size_t bytes) -> absl::StatusOr<std::byte*> {
+    bytes_ = std::make_unique<DeviceBuffer<unsigned char>>(static_cast<int64_t>(bytes));
+    return reinterpret_cast<std::byte*>(bytes_->data());
+  };
+};
+
 }  // namespace isobit::testing_support
 
 #endif  // ISOBIT_TESTS_KERNELS_CUDA_DEVICE_CASE_H_

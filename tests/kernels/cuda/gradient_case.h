@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cuda/row_case.h"
 
 namespace isobit::testing_support {
@@ -28,18 +28,7 @@ class GradientTest : public RowTest {
     return Chance(16) ? 0 : Rows(width, elements);
   }
 
-  OracleTrainingOps oracle_;
-};
-
-// Scratch of an op that must not write beyond it.
-class Workspace {
- public:
-  explicit Workspace(size_t bytes) : bytes_(static_cast<int64_t>(bytes)) {}
-  std::byte* data() { return reinterpret_cast<std::byte*>(bytes_.data()); }
-  bool GuardsIntact() { return bytes_.GuardsIntact(); }
-
- private:
-  DeviceBuffer<unsigned char> bytes_;
+  OracleBackend oracle_;
 };
 
 // The contract promises no payloads of fp32 and float64 NaNs here.

@@ -69,7 +69,7 @@ class RowTest : public testing::Test {
  protected:
   void SetUp() override {
     ISOBIT_SKIP_WITHOUT_GPU();
-    cpu_ = MakeCpuOps({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
+    cpu_ = MakeCpuBackend({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
     ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
   void TearDown() override {
@@ -105,7 +105,7 @@ class RowTest : public testing::Test {
 
   Random random_{20};
   Operands operands_{random_};
-  std::unique_ptr<Ops> cpu_;
+  std::unique_ptr<Backend> cpu_;
   cudaStream_t stream_ = nullptr;
 };
 

@@ -1,7 +1,5 @@
 // The training ops of the CUDA backend as a trainer calls them, on its stream and with its scratch:
 // a whole step has the oracle's bits. The kernels' own tests have the hard shapes.
-#include "kernels/cuda/training_cuda_ops.h"
-
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -11,7 +9,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cuda/device_case.h"
 #include "tests/kernels/training_step.h"
 
@@ -49,40 +48,40 @@ class ManagedMemory {
   std::vector<std::byte*> blocks_;
 };
 
-Bits RunStep(TrainingOps& ops, const std::vector<int64_t>& packs) {
+Bits RunStep(OpTable& ops, const std::vector<int64_t>& packs) {
   ManagedMemory memory;
   return testing_support::RunTrainingStep(ops, packs, memory.ForStep());
 }
 
-TEST(TrainingCudaOpsTest, AStepHasTheOraclesBits) {
+TEST(StreamOpsTest, AStepHasTheOraclesBits) {
   ISOBIT_SKIP_WITHOUT_GPU();
   cudaStream_t stream = nullptr;
   ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   std::vector<std::unique_ptr<testing_support::DeviceBuffer<unsigned char>>> scratch;
-  TrainingCudaOps ops(stream, [&scratch](size_t bytes) -> absl::StatusOr<std::byte*> {
+  StreamOps ops(stream, [&scratch](size_t bytes) -> absl::StatusOr<std::byte*> {
     scratch.push_back(std::make_unique<testing_support::DeviceBuffer<unsigned char>>(
         static_cast<int64_t>(bytes)));
     return reinterpret_cast<std::byte*>(scratch.back()->data());
   });
-  const Bits expected = RunStep(*MakeOracleTrainingOps(), kPacks);
+  const Bits expected = RunStep(*MakeOracleBackend(), kPacks);
   testing_support::ExpectSameBits(RunStep(ops, kPacks), expected);
   for (const auto& buffer : scratch) EXPECT_TRUE(buffer->GuardsIntact());
   ISOBIT_CHECK_CUDA(cudaStreamDestroy(stream));
   // Control: another order of the sums over rows shows in each of them.
-  const Bits other = RunStep(*MakeOracleTrainingOps(), {0, kStepRows});
+  const Bits other = RunStep(*MakeOracleBackend(), {0, kStepRows});
   for (const char* const name : testing_support::kSumsOverRows) {
     EXPECT_GT(Differences(expected[name], other[name]), 0) << name;
   }
 }
 
-TEST(TrainingCudaOpsTest, ScratchThatFailsFailsTheOp) {
-  TrainingCudaOps ops(nullptr, [](size_t) -> absl::StatusOr<std::byte*> {
+TEST(StreamOpsTest, ScratchThatFailsFailsTheOp) {
+  StreamOps ops(nullptr, [](size_t) -> absl::StatusOr<std::byte*> {
     return absl::ResourceExhaustedError("no scratch");
   });
   ColumnSumsArgs args;
   args.columns = 8;
   args.packs = kPacks;
-  EXPECT_EQ(ops.ColumnSums(args).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ops.Run(args).code(), absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace

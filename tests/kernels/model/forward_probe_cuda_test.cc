@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/make_cuda_ops.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/kernels/model/forward_probe_fixture.h"
 
 namespace isobit {
@@ -14,12 +14,12 @@ namespace {
 class ForwardProbeCudaTest : public ForwardProbeFixture {
  protected:
   void SetUp() override {
-    if (const auto ops = MakeCudaOps({}); !ops.ok()) {
+    if (const auto ops = CudaBackend::Create({}); !ops.ok()) {
       GTEST_SKIP() << "SKIPPED, no Hopper GPU: " << ops.status().message();
     }
   }
 
-  const MakeOps on_gpu_ = [] { return MakeCudaOps({}).value(); };
+  const MakeOps on_gpu_ = [] { return CudaBackend::Create({}).value(); };
 };
 
 TEST_F(ForwardProbeCudaTest, GivesTheCpusDigests) {
@@ -29,7 +29,7 @@ TEST_F(ForwardProbeCudaTest, GivesTheCpusDigests) {
     EXPECT_EQ(FirstDifference(cpu, ProbeOf(on_gpu_, size)).layer, -1) << "TP " << size;
   }
   const ProbeReport vanilla =
-      ProbeOf([] { return MakeCudaOps({.mode = NumericsMode::kVanilla}).value(); }, 2);
+      ProbeOf([] { return CudaBackend::Create({.mode = NumericsMode::kVanilla}).value(); }, 2);
   EXPECT_NE(FirstDifference(cpu, vanilla).layer, -1) << "control";
 }
 

@@ -14,14 +14,14 @@
 #include "common/checkpoint/model_directory.h"
 #include "common/parallel/thread_group.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/gather_all_reduce.h"
 #include "kernels/growing_buffer.h"
 #include "kernels/model/forward_probe.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/resident_weights.h"
 #include "kernels/model/transformer.h"
-#include "tests/support/forwarding_ops.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/prepare_blocks.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -30,14 +30,21 @@
 namespace isobit {
 
 // Each plants one fault in the second layer, by the number of calls that an op has had.
-class FaultyOps final : public testing_support::ForwardingOps {
+class FaultyOps final : public testing_support::ForwardingBackend {
  public:
   static constexpr int32_t kPageSize = 4;
   enum class Fault { kNone, kScale, kPosition, kPage, kNorm, kActivation, kModesSum };
 
-  FaultyOps(std::unique_ptr<Ops> ops, Fault fault) : ForwardingOps(std::move(ops)), fault_(fault) {}
+  FaultyOps(std::unique_ptr<Backend> ops, Fault fault)
+      : ForwardingBackend(std::move(ops)), fault_(fault) {
+    Replace<QkvArgs>(*this);
+    Replace<AttentionArgs>(*this);
+    Replace<ReduceArgs>(*this);
+    Replace<RmsNormArgs>(*this);
+    Replace<LinearArgs>(*this);
+  }
 
-  absl::Status Qkv(const QkvArgs& args) override {
+  absl::Status On(const QkvArgs& args) {
     QkvArgs changed = args;
     std::vector<SequenceRows> sequences(args.sequences.host.begin(), args.sequences.host.end());
     if (fault_ == Fault::kPosition && num_qkv_++ == 1) {
@@ -49,10 +56,10 @@ class FaultyOps final : public testing_support::ForwardingOps {
       sequences.front().pages = pages_.data();
       changed.sequences.host = sequences;
     }
-    return ForwardingOps::Qkv(changed);
+    return inner().Run(changed);
   }
 
-  absl::Status Attention(const AttentionArgs& args) override {
+  absl::Status On(const AttentionArgs& args) {
     AttentionArgs changed = args;
     std::vector<SequenceRows> sequences(args.sequences.host.begin(), args.sequences.host.end());
     const bool is_second = num_attention_++ == 1;
@@ -64,22 +71,22 @@ class FaultyOps final : public testing_support::ForwardingOps {
       sequences.front().pages = pages_.data();
       changed.sequences.host = sequences;
     }
-    return ForwardingOps::Attention(changed);
+    return inner().Run(changed);
   }
 
-  absl::Status Reduce(const ReduceArgs& args) override {
-    if (fault_ == Fault::kModesSum && num_sums_++ == 2) return mode_->Reduce(args);
-    return ForwardingOps::Reduce(args);
+  absl::Status On(const ReduceArgs& args) {
+    if (fault_ == Fault::kModesSum && num_sums_++ == 2) return mode_->Run(args);
+    return inner().Run(args);
   }
 
-  absl::Status RmsNorm(const RmsNormArgs& args) override {
+  absl::Status On(const RmsNormArgs& args) {
     RmsNormArgs changed = args;
     if (fault_ == Fault::kNorm && num_norms_++ == 2) changed.eps *= 4;
-    return ForwardingOps::RmsNorm(changed);
+    return inner().Run(changed);
   }
 
-  absl::Status Linear(const LinearArgs& args) override {
-    const absl::Status done = ForwardingOps::Linear(args);
+  absl::Status On(const LinearArgs& args) {
+    const absl::Status done = inner().Run(args);
     if (fault_ == Fault::kActivation && args.swiglu_out != nullptr && num_activations_++ == 1) {
       args.swiglu_out[5] ^= 1;  // the last bit of one element
     }
@@ -93,7 +100,7 @@ class FaultyOps final : public testing_support::ForwardingOps {
 
   const Fault fault_;
   // Of whose ops one takes the place of the contract's, on CPUs.
-  const std::unique_ptr<Ops> mode_ = MakeCpuOps({.mode = NumericsMode::kVanilla});
+  const std::unique_ptr<Backend> mode_ = MakeCpuBackend({.mode = NumericsMode::kVanilla});
   int num_qkv_ = 0, num_attention_ = 0, num_norms_ = 0, num_activations_ = 0, num_sums_ = 0;
   std::vector<int32_t> pages_;
 };
@@ -107,7 +114,7 @@ class ForwardProbeFixture : public ::testing::Test {
     config_ = *LoadModelConfig(dir_.path());
   }
 
-  using MakeOps = std::function<std::unique_ptr<Ops>()>;
+  using MakeOps = std::function<std::unique_ptr<Backend>()>;
 
   // What a pass sees on `size` ranks of make_ops_, with a fault on the last one.
   ProbeReport Probe(int size, const ProbeWanted& wanted = {}, Fault fault = Fault::kNone) const {
@@ -132,7 +139,7 @@ class ForwardProbeFixture : public ::testing::Test {
     return ForwardProbe::Merge(probes);
   }
 
-  void Run(const ProbePass& pass, const RankShape& shape, Ops& ops, Communicator& comm,
+  void Run(const ProbePass& pass, const RankShape& shape, Backend& ops, Communicator& comm,
            ForwardProbe& probe) const {
     const Checkpoint checkpoint = *Checkpoint::Open(dir_.path());
     const WeightLayout layout(config_, shape, ops.packer());
@@ -175,7 +182,7 @@ class ForwardProbeFixture : public ::testing::Test {
   }
 
   static inline const std::vector<int32_t> kTokens = {3, 7, 2, 9, 4, 4, 8, 5, 6, 2, 3};
-  MakeOps make_ops_ = [] { return MakeCpuOps(CpuOptions()); };
+  MakeOps make_ops_ = [] { return MakeCpuBackend(CpuOptions()); };
   const testing_support::TempDir dir_;
   ModelConfig config_;
 };

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/model/forward_probe_fixture.h"
 
 namespace isobit {
@@ -18,7 +18,7 @@ TEST_F(ForwardProbeTest, RanksAndBackendsGiveOneDigest) {
   const ProbeReport one = Probe(1);
   EXPECT_EQ(one.digests.size(), 3 + 12 * static_cast<size_t>(config_.num_layers));
   for (const int size : {2, 4, 8}) EXPECT_EQ(FirstDifference(one, Probe(size)).layer, -1) << size;
-  EXPECT_EQ(FirstDifference(one, ProbeOf([] { return MakeOracleOps(); }, 2)).layer, -1);
+  EXPECT_EQ(FirstDifference(one, ProbeOf([] { return MakeOracleBackend(); }, 2)).layer, -1);
 }
 
 TEST_F(ForwardProbeTest, RowsAndValuesAreTheWholeModels) {

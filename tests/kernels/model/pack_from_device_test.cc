@@ -17,7 +17,7 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/model/pack_model.h"
 #include "kernels/model/sent_weights.h"
 #include "tests/support/held_weight_senders.h"

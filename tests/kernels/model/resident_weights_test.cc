@@ -20,7 +20,7 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/host_device.h"
 #include "kernels/plain_weight_packer.h"
 #include "tests/support/all_tensors.h"

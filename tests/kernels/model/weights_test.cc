@@ -9,7 +9,7 @@
 
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/plain_weight_packer.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"

@@ -11,7 +11,7 @@
 #include "kernels/contract/attention.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/portable.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 
 namespace isobit {
 namespace {
@@ -35,7 +35,7 @@ TEST(OracleAccuracyTest, Linear) {
   constexpr int64_t kK = 1000;
   const std::vector<Bf16> x = Normal(kM * kK, 1);
   const std::vector<Bf16> w = Normal(kN * kK, 2);
-  const std::unique_ptr<Ops> ops = MakeOracleOps();
+  const std::unique_ptr<Backend> ops = MakeOracleBackend();
   for (const contract::LeafSum sum : {contract::LeafSum::kChain, contract::LeafSum::kTree}) {
     LinearWeight weight;
     weight.shape = {.n = kN, .k = kK, .num_leaves = contract::kLeaves, .sum = sum};
@@ -44,12 +44,12 @@ TEST(OracleAccuracyTest, Linear) {
     ops->packer().Pack(weight.shape, w.data(), kK, packed.data());
     weight.packed = packed.data();
     std::vector<float> y(kM * kN);
-    ASSERT_TRUE(ops->Linear({.x = x.data(),
-                             .ldx = kK,
-                             .m = kM,
-                             .weight = weight,
-                             .fp32_out = y.data(),
-                             .ldy = kN})
+    ASSERT_TRUE(ops->Run(LinearArgs{.x = x.data(),
+                                    .ldx = kK,
+                                    .m = kM,
+                                    .weight = weight,
+                                    .fp32_out = y.data(),
+                                    .ldy = kN})
                     .ok());
     for (size_t m = 0; m < kM; ++m) {
       for (size_t n = 0; n < kN; ++n) {
@@ -72,13 +72,13 @@ TEST(OracleAccuracyTest, RmsNorm) {
   std::vector<Bf16> x = Normal(kHidden, 3, 5.0f);
   const std::vector<Bf16> weight = Normal(kHidden, 4);
   std::vector<Bf16> out(kHidden);
-  ASSERT_TRUE(MakeOracleOps()
-                  ->RmsNorm({.residual = x.data(),
-                             .weight = weight.data(),
-                             .out = out.data(),
-                             .rows = 1,
-                             .hidden = kHidden,
-                             .eps = 1e-6f})
+  ASSERT_TRUE(MakeOracleBackend()
+                  ->Run(RmsNormArgs{.residual = x.data(),
+                                    .weight = weight.data(),
+                                    .out = out.data(),
+                                    .rows = 1,
+                                    .hidden = kHidden,
+                                    .eps = 1e-6f})
                   .ok());
   double squares = 0;
   for (const Bf16 value : x) squares += std::pow(Bf16ToFloat(value), 2);
@@ -93,10 +93,10 @@ TEST(OracleAccuracyTest, SwiGlu) {
   constexpr int64_t kColumns = 200;
   const std::vector<Bf16> gate_up = Normal(2 * kColumns, 5, 3.0f);
   std::vector<Bf16> out(kColumns);
-  ASSERT_TRUE(
-      MakeOracleOps()
-          ->SwiGlu({.gate_up = gate_up.data(), .out = out.data(), .rows = 1, .columns = kColumns})
-          .ok());
+  ASSERT_TRUE(MakeOracleBackend()
+                  ->Run(SwiGluArgs{
+                      .gate_up = gate_up.data(), .out = out.data(), .rows = 1, .columns = kColumns})
+                  .ok());
   for (size_t i = 0; i < kColumns; ++i) {
     const double gate = Bf16ToFloat(gate_up[i]);
     const double exact = gate / (1 + std::exp(-gate)) * Bf16ToFloat(gate_up[kColumns + i]);
@@ -119,16 +119,16 @@ TEST(OracleAccuracyTest, Attention) {
   const PagedKv kv{k.data(), v.data(), kRows, 1, kDim};
   for (const int64_t window : {0, 50}) {
     std::vector<Bf16> out(q.size());
-    ASSERT_TRUE(MakeOracleOps()
-                    ->Attention({.q = q.data(),
-                                 .ldq = kHeads * kDim,
-                                 .heads = kHeads,
-                                 .sequences = {.host = {&sequence, 1}},
-                                 .kv = kv,
-                                 .scale = contract::AttentionScale(kDim),
-                                 .window = window,
-                                 .out = out.data(),
-                                 .ldo = kHeads * kDim})
+    ASSERT_TRUE(MakeOracleBackend()
+                    ->Run(AttentionArgs{.q = q.data(),
+                                        .ldq = kHeads * kDim,
+                                        .heads = kHeads,
+                                        .sequences = {.host = {&sequence, 1}},
+                                        .kv = kv,
+                                        .scale = contract::AttentionScale(kDim),
+                                        .window = window,
+                                        .out = out.data(),
+                                        .ldo = kHeads * kDim})
                     .ok());
     for (const size_t row : {0, 1, 49, 50, 127, 128, 511, 512, 599}) {
       const size_t first = window != 0 && row >= 50 ? row - 49 : 0;

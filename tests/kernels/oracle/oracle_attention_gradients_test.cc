@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/contract/attention.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/oracle/gradient_cases.h"
 
 namespace isobit {
@@ -88,8 +88,8 @@ TEST(OracleGradientsTest, Attention) {
     forward.window = static_cast<int64_t>(window);
     forward.out = out.data();
     forward.log_sums = log_sums.data();
-    OracleTrainingOps ops;
-    ASSERT_TRUE(ops.TrainingAttention(forward).ok());
+    OracleBackend ops;
+    ASSERT_TRUE(ops.Run(forward).ok());
     const Attended exact = Attend(q64, k64, v64, window);
     EXPECT_LT(RelativeError(ToDoubles(out), exact.out), 2 * kRoundedOnce);
     EXPECT_LT(RelativeError(ToDoubles(log_sums), exact.log_sums), 1e-6);
@@ -98,7 +98,7 @@ TEST(OracleGradientsTest, Attention) {
     std::vector<Bf16> dk(k.size(), 0x7fff);
     std::vector<Bf16> dv(v.size(), 0x7fff);
     ASSERT_TRUE(
-        ops.AttentionGradient({forward, dout.data(), dq.data(), dk.data(), dv.data()}).ok());
+        ops.Run(AttentionGradientArgs{forward, dout.data(), dq.data(), dk.data(), dv.data()}).ok());
     const auto loss = [&](const Attended& attended) {
       double sum = 0;
       for (size_t i = 0; i < dout64.size(); ++i) sum += dout64[i] * attended.out[i];

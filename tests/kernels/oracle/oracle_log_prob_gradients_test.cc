@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/oracle/gradient_cases.h"
 
 namespace isobit {
@@ -101,12 +101,12 @@ TEST(OracleGradientsTest, LogProbs) {
       float entropy = 0;
       std::vector<Bf16> d(kVocab);
       const TrainingSampling sampling = {&s.temperature, &s.top_k, &s.top_p, &s.min_p};
-      OracleTrainingOps ops;
-      ASSERT_TRUE(ops.TrainingLogProbs(
-                         {logits.data(), 1, kVocab, &target, sampling, &logprob, &entropy, &state})
+      OracleBackend ops;
+      ASSERT_TRUE(ops.Run(TrainingLogProbsArgs{logits.data(), 1, kVocab, &target, sampling,
+                                               &logprob, &entropy, &state})
                       .ok());
-      ASSERT_TRUE(ops.LogProbGradient({logits.data(), 1, kVocab, &target, sampling, &state, &g,
-                                       with_entropy ? &h : nullptr, d.data()})
+      ASSERT_TRUE(ops.Run(LogProbGradientArgs{logits.data(), 1, kVocab, &target, sampling, &state,
+                                              &g, with_entropy ? &h : nullptr, d.data()})
                       .ok());
       const double temperature = s.temperature > 0 ? static_cast<double>(s.temperature) : 1.0;
       const auto loss = [&](const std::vector<double>& at) {
@@ -136,12 +136,12 @@ TEST(OracleGradientsTest, ARowThatFailsHasNaNs) {
   std::vector<float> logprobs(2);
   std::vector<Bf16> d(6);
   const TrainingSampling sampling = {temperatures.data(), nullptr, nullptr, nullptr};
-  OracleTrainingOps ops;
-  ASSERT_TRUE(ops.TrainingLogProbs({logits.data(), 2, 3, targets.data(), sampling, logprobs.data(),
-                                    nullptr, state.data()})
+  OracleBackend ops;
+  ASSERT_TRUE(ops.Run(TrainingLogProbsArgs{logits.data(), 2, 3, targets.data(), sampling,
+                                           logprobs.data(), nullptr, state.data()})
                   .ok());
-  ASSERT_TRUE(ops.LogProbGradient({logits.data(), 2, 3, targets.data(), sampling, state.data(),
-                                   g.data(), nullptr, d.data()})
+  ASSERT_TRUE(ops.Run(LogProbGradientArgs{logits.data(), 2, 3, targets.data(), sampling,
+                                          state.data(), g.data(), nullptr, d.data()})
                   .ok());
   for (size_t r = 0; r < 2; ++r) {
     EXPECT_EQ(state[r].finite, 0);
@@ -200,7 +200,7 @@ TEST(OracleGradientsTest, Losses) {
     args.kl = static_cast<float>(kl);
     args.values = &value;
     args.gradients = &gradient;
-    ASSERT_TRUE(OracleTrainingOps().PolicyLoss(args).ok());
+    ASSERT_TRUE(OracleBackend().Run(args).ok());
     EXPECT_NEAR(value, loss({c.logprob}), 1e-6);
     EXPECT_NEAR(gradient, Slopes(loss, {c.logprob})[0], 1e-6)
         << c.advantage << " " << c.old.value_or(0) << " " << c.reference.value_or(0);
@@ -212,7 +212,7 @@ TEST(OracleGradientsTest, TreeSum) {
   for (const size_t n : {0, 1, 3, 100, 1000}) {
     const std::vector<float> x = NormalFloats(n, random);
     float sum = 0;
-    ASSERT_TRUE(OracleTrainingOps().TreeSum({x.data(), static_cast<int64_t>(n), &sum}).ok());
+    ASSERT_TRUE(OracleBackend().Run(TreeSumArgs{x.data(), static_cast<int64_t>(n), &sum}).ok());
     double exact = 0;
     for (const float value : x) exact += static_cast<double>(value);
     EXPECT_NEAR(sum, exact, 1e-4);

@@ -11,7 +11,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/contract/losses.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/oracle/gradient_cases.h"
 
 namespace isobit {
@@ -49,7 +49,7 @@ ValueAndGradient LossOf(const Token& t, float clip_low = 0.2f, float clip_high =
   args.kl = 0.1f;
   args.values = &result.value;
   args.gradients = &result.gradient;
-  EXPECT_TRUE(OracleTrainingOps().PolicyLoss(args).ok());
+  EXPECT_TRUE(OracleBackend().Run(args).ok());
   return result;
 }
 
@@ -107,7 +107,7 @@ TEST(OracleLossesTest, BoundsAreChecked) {
     args.clip_low = c.low;
     args.clip_high = c.high;
     args.kl = c.kl;
-    const absl::Status status = OracleTrainingOps().PolicyLoss(args);
+    const absl::Status status = OracleBackend().Run(args);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(status.message(), c.expected);
   }
@@ -185,14 +185,14 @@ TEST(OracleLossesTest, SequenceSums) {
   const std::vector<int32_t> bounds = {0, 0, 1, 4, 104, 104, 1104};
   const std::vector<float> x = NormalFloats(1104, random);
   std::vector<float> sums(bounds.size() - 1, kNaN);
-  ASSERT_TRUE(
-      OracleTrainingOps()
-          .SequenceSums({x.data(), bounds.data(), static_cast<int64_t>(sums.size()), sums.data()})
-          .ok());
+  ASSERT_TRUE(OracleBackend()
+                  .Run(SequenceSumsArgs{x.data(), bounds.data(), static_cast<int64_t>(sums.size()),
+                                        sums.data()})
+                  .ok());
   for (size_t i = 0; i < sums.size(); ++i) {
     float own = 0;
     const int64_t count = bounds[i + 1] - bounds[i];
-    ASSERT_TRUE(OracleTrainingOps().TreeSum({x.data() + bounds[i], count, &own}).ok());
+    ASSERT_TRUE(OracleBackend().Run(TreeSumArgs{x.data() + bounds[i], count, &own}).ok());
     EXPECT_EQ(sums[i], own) << "the tree of the sequence alone";
   }
   EXPECT_EQ(sums[0], 0.0f);

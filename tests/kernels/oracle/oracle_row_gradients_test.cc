@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/contract/rope.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/oracle/gradient_cases.h"
 
 namespace isobit {
@@ -72,10 +72,10 @@ TEST(OracleGradientsTest, Products) {
     weight.dw[i] = dw.data() + row * kColumns;
     row += part_rows[i];
   }
-  OracleTrainingOps ops;
-  ASSERT_TRUE(ops.InputGradient(input).ok());
-  ASSERT_TRUE(ops.WeightGradient(weight).ok());
-  ASSERT_TRUE(ops.ColumnSums({dy.data(), kN, kN, packs, db.data()}).ok());
+  OracleBackend ops;
+  ASSERT_TRUE(ops.Run(input).ok());
+  ASSERT_TRUE(ops.Run(weight).ok());
+  ASSERT_TRUE(ops.Run(ColumnSumsArgs{dy.data(), kN, kN, packs, db.data()}).ok());
 
   const std::vector<double> x64 = ToDoubles(x);
   const std::vector<double> dy64 = ToDoubles(dy);
@@ -107,9 +107,9 @@ TEST(OracleGradientsTest, RmsNorm) {
   const std::vector<Bf16> dy = NormalBf16(x.size(), random);
   std::vector<Bf16> dx(x.size());
   std::vector<float> dw(kColumns);
-  ASSERT_TRUE(OracleTrainingOps()
-                  .RmsNormGradient({x.data(), weight.data(), dy.data(), kColumns,
-                                    static_cast<float>(kEps), packs, dx.data(), dw.data()})
+  ASSERT_TRUE(OracleBackend()
+                  .Run(RmsNormGradientArgs{x.data(), weight.data(), dy.data(), kColumns,
+                                           static_cast<float>(kEps), packs, dx.data(), dw.data()})
                   .ok());
   const std::vector<double> dy64 = ToDoubles(dy);
   const auto loss = [&](const std::vector<double>& at, const std::vector<double>& w) {
@@ -165,10 +165,10 @@ TEST(OracleGradientsTest, QkvHeads) {
     forward.q = q.data();
     forward.k = k.data();
     forward.v = v.data();
-    OracleTrainingOps ops;
-    ASSERT_TRUE(ops.TrainingQkv(forward).ok());
-    ASSERT_TRUE(ops.QkvGradient({forward, dq.data(), dk.data(), dv.data(), packs, dqkv.data(),
-                                 dq_norm.data(), dk_norm.data()})
+    OracleBackend ops;
+    ASSERT_TRUE(ops.Run(forward).ok());
+    ASSERT_TRUE(ops.Run(QkvGradientArgs{forward, dq.data(), dk.data(), dv.data(), packs,
+                                        dqkv.data(), dq_norm.data(), dk_norm.data()})
                     .ok());
 
     // The rotated heads [rows][heads][dim] of columns that begin at `first`.
@@ -226,8 +226,8 @@ TEST(OracleGradientsTest, SwiGlu) {
   const std::vector<Bf16> gate_up = NormalBf16(2 * kRows * kColumns, random, 2.0f);
   const std::vector<Bf16> ds = NormalBf16(kRows * kColumns, random);
   std::vector<Bf16> d(gate_up.size());
-  ASSERT_TRUE(OracleTrainingOps()
-                  .SwiGluGradient({gate_up.data(), ds.data(), kRows, kColumns, d.data()})
+  ASSERT_TRUE(OracleBackend()
+                  .Run(SwiGluGradientArgs{gate_up.data(), ds.data(), kRows, kColumns, d.data()})
                   .ok());
   const std::vector<double> ds64 = ToDoubles(ds);
   const auto loss = [&](const std::vector<double>& x) {
@@ -254,13 +254,13 @@ TEST(OracleGradientsTest, Embedding) {
   const std::vector<float> head = NormalFloats(2 * ids.size() * kHidden, random);
   for (const bool tied : {false, true}) {
     std::vector<float> dtable(kVocab * kHidden, 77.0f);
-    ASSERT_TRUE(OracleTrainingOps()
-                    .EmbeddingGradient({dy.data(),
-                                        kHidden,
-                                        {ids.data(), starts.data(), rows.data(), 3},
-                                        packs,
-                                        tied ? head.data() : nullptr,
-                                        dtable.data()})
+    ASSERT_TRUE(OracleBackend()
+                    .Run(EmbeddingGradientArgs{dy.data(),
+                                               kHidden,
+                                               {ids.data(), starts.data(), rows.data(), 3},
+                                               packs,
+                                               tied ? head.data() : nullptr,
+                                               dtable.data()})
                     .ok());
     std::vector<double> exact(dtable.size());
     for (size_t i = 0; i < dy.size(); ++i) {
@@ -297,13 +297,13 @@ TEST(OracleGradientsTest, ClippingAndAdamW) {
   std::vector<Bf16> working(kCount);
   std::vector<double> m(kCount);
   std::vector<double> v(kCount);
-  OracleTrainingOps ops;
+  OracleBackend ops;
   for (int n = 1; n <= 3; ++n) {
     const std::vector<float> g = NormalFloats(kCount, random);
     std::vector<double> sums(kRows);
     double total = 0;
-    ASSERT_TRUE(ops.SquareSums({g.data(), kRows, kColumns, sums.data()}).ok());
-    ASSERT_TRUE(ops.TreeSum64({sums.data(), kRows, &total}).ok());
+    ASSERT_TRUE(ops.Run(SquareSumsArgs{g.data(), kRows, kColumns, sums.data()}).ok());
+    ASSERT_TRUE(ops.Run(TreeSum64Args{sums.data(), kRows, &total}).ok());
     double squares = 0;
     for (const float x : g) squares += std::pow(static_cast<double>(x), 2);
     EXPECT_NEAR(total, squares, 1e-13 * squares);
@@ -320,7 +320,7 @@ TEST(OracleGradientsTest, ClippingAndAdamW) {
     args.step.root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(kBeta2, n)));
     args.step.eps = static_cast<float>(kAdamEps);
     args.step.clip = static_cast<float>(clip);
-    ASSERT_TRUE(ops.AdamW(args).ok());
+    ASSERT_TRUE(ops.Run(args).ok());
     for (size_t i = 0; i < kCount; ++i) {
       const double x = clip * static_cast<double>(g[i]);
       m[i] += (1 - kBeta1) * (x - m[i]);

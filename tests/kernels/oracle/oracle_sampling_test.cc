@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 
 namespace isobit {
 namespace {
@@ -42,11 +42,11 @@ class OracleSamplingTest : public testing::Test {
 
   LogProbResult Compute(const LogProbRequest& request) {
     LogProbResult result;
-    EXPECT_TRUE(ops_->LogProbs({.logits = logits_.data(),
-                                .requests = &request,
-                                .results = &result,
-                                .num_rows = 1,
-                                .vocab = static_cast<int64_t>(logits_.size())})
+    EXPECT_TRUE(ops_->Run(LogProbsArgs{.logits = logits_.data(),
+                                       .requests = &request,
+                                       .results = &result,
+                                       .num_rows = 1,
+                                       .vocab = static_cast<int64_t>(logits_.size())})
                     .ok());
     EXPECT_TRUE(result.finite);
     return result;
@@ -54,7 +54,7 @@ class OracleSamplingTest : public testing::Test {
 
   // Probabilities 0.4, 0.2, 0.2, 0.1, 0.1: ids 1 and 2 tie, and so do 3 and 4.
   std::vector<float> logits_ = {std::log(4.0f), std::log(2.0f), std::log(2.0f), 0.0f, 0.0f};
-  std::unique_ptr<Ops> ops_ = MakeOracleOps();
+  std::unique_ptr<Backend> ops_ = MakeOracleBackend();
   RowSampling sampling_;
 };
 

@@ -40,7 +40,7 @@ TEST_F(ModelFlagsTest, WhatIsNotGiven) {
   EXPECT_EQ(model.max_batch_tokens, std::nullopt);
   EXPECT_TRUE(model.prefix_sharing);
   ISOBIT_ASSERT_OK_AND_ASSIGN(const BackendSettings backend, BackendSettingsFromFlags(2, 4));
-  EXPECT_EQ(backend.backend, Backend::kCpu);
+  EXPECT_EQ(backend.backend, BackendKind::kCpu);
   EXPECT_EQ(backend.cpu.num_threads, 1);
   EXPECT_EQ(backend.devices, std::vector<int>({4, 5}));
 }
@@ -54,7 +54,7 @@ TEST_F(ModelFlagsTest, PrefixSharingCanBeSwitchedOff) {
 TEST_F(ModelFlagsTest, DevicesAreOnesOwn) {
   Give({"--backend=cuda", "--devices=3,0"});
   ISOBIT_ASSERT_OK_AND_ASSIGN(const BackendSettings backend, BackendSettingsFromFlags(2));
-  EXPECT_EQ(backend.backend, Backend::kCuda);
+  EXPECT_EQ(backend.backend, BackendKind::kCuda);
   EXPECT_EQ(backend.devices, std::vector<int>({3, 0}));
   for (const char* bad : {"-1", "gpu0", "1.5", "99999999999"}) {
     Give({absl::StrCat("--devices=0,", bad)});

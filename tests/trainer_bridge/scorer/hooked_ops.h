@@ -6,20 +6,22 @@
 #include <functional>
 #include <utility>
 
-#include "kernels/oracle/oracle_ops.h"
-#include "tests/support/forwarding_ops.h"
+#include "kernels/oracle/oracle_backend.h"
+#include "tests/support/forwarding_backend.h"
 
 namespace isobit {
 
-class HookedOps final : public testing_support::ForwardingOps {
+class HookedOps final : public testing_support::ForwardingBackend {
  public:
   // `on_embedding` runs before each Embedding; its error is that op's result.
   explicit HookedOps(std::function<absl::Status()> on_embedding)
-      : ForwardingOps(MakeOracleOps()), on_embedding_(std::move(on_embedding)) {}
+      : ForwardingBackend(MakeOracleBackend()), on_embedding_(std::move(on_embedding)) {
+    Replace<EmbeddingArgs>(*this);
+  }
 
-  absl::Status Embedding(const EmbeddingArgs& args) override {
+  absl::Status On(const EmbeddingArgs& args) {
     const absl::Status status = on_embedding_();
-    return status.ok() ? ForwardingOps::Embedding(args) : status;
+    return status.ok() ? inner().Run(args) : status;
   }
 
  private:

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -27,11 +27,11 @@ class ScorerBitsTest : public testing::TestWithParam<Architecture> {
 
   std::unique_ptr<Scorer> Load(int shards, int64_t max_batch_tokens,
                                NumericsMode mode = NumericsMode::kTree) {
-    return Load(shards, max_batch_tokens, [mode] { return MakeOracleOps(mode); });
+    return Load(shards, max_batch_tokens, [mode] { return MakeOracleBackend(mode); });
   }
 
   std::unique_ptr<Scorer> Load(int shards, int64_t max_batch_tokens,
-                               std::function<std::unique_ptr<Ops>()> make_ops) {
+                               std::function<std::unique_ptr<Backend>()> make_ops) {
     ScorerOptions options;
     options.model_root = dir_.path();
     options.num_shards = shards;
@@ -108,7 +108,7 @@ TEST_P(ScorerBitsTest, BitsDoNotDependOnInstructionSetOrThreads) {
   for (const cpu::Isa isa : {cpu::Isa::kPortable, cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
     if (isa > cpu::DetectIsa()) continue;
     for (const int threads : {1, 2}) {
-      const auto make_ops = [=] { return MakeCpuOps({.isa = isa, .num_threads = threads}); };
+      const auto make_ops = [=] { return MakeCpuBackend({.isa = isa, .num_threads = threads}); };
       EXPECT_EQ(ScoreAll(*Load(2, 100, make_ops), inputs, FullOptions()), expected)
           << cpu::IsaName(isa) << ", " << threads << " threads";
     }

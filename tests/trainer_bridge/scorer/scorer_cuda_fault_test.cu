@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/runtime/cuda_backend.h"
-#include "tests/support/forwarding_ops.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -25,12 +25,14 @@ using testing_support::StatusIs;
 __global__ void Trap() { __trap(); }
 
 // Ops that make their GPU fail in the next attention once `die` is set.
-class DyingOps final : public testing_support::ForwardingOps {
+class DyingOps final : public testing_support::ForwardingBackend {
  public:
-  DyingOps(std::unique_ptr<Ops> ops, int device, const std::atomic<bool>& die)
-      : ForwardingOps(std::move(ops)), device_(device), die_(die) {}
-  absl::Status Attention(const AttentionArgs& args) override {
-    const absl::Status status = ForwardingOps::Attention(args);
+  DyingOps(std::unique_ptr<Backend> ops, int device, const std::atomic<bool>& die)
+      : ForwardingBackend(std::move(ops)), device_(device), die_(die) {
+    Replace<AttentionArgs>(*this);
+  }
+  absl::Status On(const AttentionArgs& args) {
+    const absl::Status status = inner().Run(args);
     if (die_ && cudaSetDevice(device_) == cudaSuccess) Trap<<<1, 1>>>();
     return status;
   }
@@ -61,7 +63,7 @@ TEST(ScorerCudaFaultTest, ADeadGpuEndsTheEngineWithinSeconds) {
   options.num_shards = shards;
   options.on_fault = [](const absl::Status& status) { fault.set_value(status); };
   options.backend = plain;
-  options.backend.make_ops = [plain, last](int rank) -> absl::StatusOr<std::unique_ptr<Ops>> {
+  options.backend.make_ops = [plain, last](int rank) -> absl::StatusOr<std::unique_ptr<Backend>> {
     auto ops = plain.make_ops(rank);
     if (!ops.ok() || rank != last) return ops;
     return std::make_unique<DyingOps>(*std::move(ops), rank, die);

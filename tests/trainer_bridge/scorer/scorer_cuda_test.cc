@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/runtime/cuda_backend.h"
-#include "tests/support/forwarding_ops.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -40,10 +40,10 @@ std::vector<int> ShardCounts() {
 }
 
 RankBackend CpuBackend() {
-  return {.make_ops = [](int) { return MakeCpuOps({.num_threads = 2}); }};
+  return {.make_ops = [](int) { return MakeCpuBackend({.num_threads = 2}); }};
 }
 
-RankBackend CudaBackend(int shards) {
+RankBackend OnGpus(int shards) {
   absl::StatusOr<RankBackend> backend =
       MakeCudaBackend({.devices = Devices(shards), .num_shards = shards});
   EXPECT_THAT(backend, testing_support::IsOk());
@@ -51,12 +51,14 @@ RankBackend CudaBackend(int shards) {
 }
 
 // Ops that fail once they are told to.
-class FailingOps final : public testing_support::ForwardingOps {
+class FailingOps final : public testing_support::ForwardingBackend {
  public:
-  FailingOps(std::unique_ptr<Ops> ops, const std::atomic<bool>& fail)
-      : ForwardingOps(std::move(ops)), fail_(fail) {}
-  absl::Status Attention(const AttentionArgs& args) override {
-    return fail_ ? absl::InternalError("the device is lost") : ForwardingOps::Attention(args);
+  FailingOps(std::unique_ptr<Backend> ops, const std::atomic<bool>& fail)
+      : ForwardingBackend(std::move(ops)), fail_(fail) {
+    Replace<AttentionArgs>(*this);
+  }
+  absl::Status On(const AttentionArgs& args) {
+    return fail_ ? absl::InternalError("the device is lost") : inner().Run(args);
   }
 
  private:
@@ -110,7 +112,7 @@ TEST_P(ScorerCudaTest, ShardsOnGpusGiveTheCpusBits) {
     for (const int64_t max_batch_tokens : {1, 200, 4096}) {
       options_.max_batch_tokens = max_batch_tokens;
       options_.chunk_rows = max_batch_tokens == 200 ? 7 : 512;
-      const auto gpu = Load(shards, CudaBackend(shards));
+      const auto gpu = Load(shards, OnGpus(shards));
       for (size_t i = 0; i < all_options.size(); ++i) {
         EXPECT_EQ(ScoreAll(*gpu, inputs, all_options[i]), expected[i])
             << shards << " shards, " << max_batch_tokens << " tokens, options " << i;
@@ -130,7 +132,7 @@ TEST_P(ScorerCudaTest, SharedPagesGiveTheCpusBits) {
   for (const int shards : ShardCounts()) {
     for (const bool sharing : {false, true}) {
       options_.prefix_sharing = sharing;
-      const auto gpu = Load(shards, CudaBackend(shards));
+      const auto gpu = Load(shards, OnGpus(shards));
       EXPECT_EQ(ScoreAll(*gpu, inputs, FullOptions()), expected)
           << shards << " shards, " << (sharing ? "shared" : "not shared");
       EXPECT_EQ(ScoreAll(*gpu, inputs, FullOptions()), expected) << "again";
@@ -149,7 +151,7 @@ TEST_P(ScorerCudaTest, ProbesSeeWhatTheyDoOnTheCpu) {
   const AllBits scored = ScoreAll(*cpu, inputs, FullOptions());
   EXPECT_FALSE(expected.values.empty());
   for (const int shards : ShardCounts()) {
-    const auto gpu = Load(shards, CudaBackend(shards));
+    const auto gpu = Load(shards, OnGpus(shards));
     for (int round = 0; round < 2; ++round) {
       const auto probed = gpu->Probe(tokens, wanted);
       ISOBIT_ASSERT_OK(probed.status());
@@ -168,7 +170,7 @@ TEST_P(ScorerCudaTest, NewWeightsServeAfterAnUpdate) {
   const AllBits after = ScoreAll(*cpu, inputs, FullOptions());
   EXPECT_NE(WithoutVersions(before), WithoutVersions(after));
   for (const int shards : ShardCounts()) {
-    const auto gpu = Load(shards, CudaBackend(shards));
+    const auto gpu = Load(shards, OnGpus(shards));
     EXPECT_EQ(ScoreAll(*gpu, inputs, FullOptions()), before) << shards << " shards";
     ISOBIT_ASSERT_OK(gpu->UpdateWeights({.model_path = "next"}));
     EXPECT_EQ(ScoreAll(*gpu, inputs, FullOptions()), after) << shards << " shards";
@@ -182,9 +184,9 @@ TEST_P(ScorerCudaTest, AFailedGpuEndsTheEngine) {
     std::atomic<bool> fail = false;
     std::promise<absl::Status> fault;
     options_.on_fault = [&](const absl::Status& status) { fault.set_value(status); };
-    RankBackend backend = CudaBackend(shards);
+    RankBackend backend = OnGpus(shards);
     const RankBackend plain = backend;
-    backend.make_ops = [&](int rank) -> absl::StatusOr<std::unique_ptr<Ops>> {
+    backend.make_ops = [&](int rank) -> absl::StatusOr<std::unique_ptr<Backend>> {
       auto ops = plain.make_ops(rank);
       if (!ops.ok() || rank != shards - 1) return ops;
       return std::make_unique<FailingOps>(*std::move(ops), fail);
@@ -222,7 +224,7 @@ TEST(ScorerCudaPagesTest, NoSequenceReadsPagesBeforeTheyAreWritten) {
     options.max_batch_tokens = 8192;
     options.backend = CpuBackend();
     ISOBIT_ASSERT_OK_AND_ASSIGN(const auto cpu, Scorer::Load(options, "model"));
-    options.backend = CudaBackend(1);
+    options.backend = OnGpus(1);
     ISOBIT_ASSERT_OK_AND_ASSIGN(const auto gpu, Scorer::Load(options, "model"));
     // Two batches of the same lengths: prompts of 1,024 tokens, each with sequences of one row,
     // which attention takes together, and of two.

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_ops.h"
-#include "tests/support/forwarding_ops.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -24,13 +24,15 @@ namespace {
 using testing_support::StatusIs;
 
 // Calls a hook with the rows of each forward pass, at its start.
-class ObservedOps final : public testing_support::ForwardingOps {
+class ObservedOps final : public testing_support::ForwardingBackend {
  public:
-  ObservedOps(std::unique_ptr<Ops> ops, std::function<void(int64_t rows)> on_pass)
-      : ForwardingOps(std::move(ops)), on_pass_(std::move(on_pass)) {}
-  absl::Status Embedding(const EmbeddingArgs& args) override {
+  ObservedOps(std::unique_ptr<Backend> ops, std::function<void(int64_t rows)> on_pass)
+      : ForwardingBackend(std::move(ops)), on_pass_(std::move(on_pass)) {
+    Replace<EmbeddingArgs>(*this);
+  }
+  absl::Status On(const EmbeddingArgs& args) {
     on_pass_(args.rows);
-    return ForwardingOps::Embedding(args);
+    return inner().Run(args);
   }
 
  private:
@@ -71,7 +73,7 @@ class ScorerPrefixTest : public testing::TestWithParam<Model> {
     options.chunk_rows = setup.chunk_rows;
     options.prefix_sharing = setup.sharing;
     options.backend.make_ops = [this, mode = setup.mode](int) {
-      return std::make_unique<ObservedOps>(MakeCpuOps({.mode = mode}), [this](int64_t rows) {
+      return std::make_unique<ObservedOps>(MakeCpuBackend({.mode = mode}), [this](int64_t rows) {
         rows_ += rows;
         ISOBIT_EXPECT_OK(gate_.Pass());
         if (on_pass_) on_pass_(rows);

@@ -15,9 +15,9 @@
 #include "common/checkpoint/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/support/all_tensors.h"
-#include "tests/support/forwarding_ops.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/observed_packer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -81,12 +81,12 @@ class MeteredDevice final : public HostDevice {
   Meter& meter_;
 };
 
-class MeteredOps final : public testing_support::ForwardingOps {
+class MeteredOps final : public testing_support::ForwardingBackend {
  public:
   explicit MeteredOps(Meter& meter)
-      : ForwardingOps(MakeOracleOps()),
+      : ForwardingBackend(MakeOracleBackend()),
         device_(meter),
-        packer_(ForwardingOps::packer(), [&meter] { ++meter.packed; }) {}
+        packer_(ForwardingBackend::packer(), [&meter] { ++meter.packed; }) {}
   Device& device() override { return device_; }
   const WeightPacker& packer() const override { return packer_; }
 

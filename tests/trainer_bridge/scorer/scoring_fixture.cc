@@ -16,7 +16,7 @@
 #include "kernels/model/resident_weights.h"
 #include "kernels/model/sampling.h"
 #include "kernels/model/transformer.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/support/prepare_blocks.h"
 #include "tests/support/status_matchers.h"
 
@@ -186,7 +186,7 @@ AllBits WithoutVersions(AllBits bits) {
 
 SequenceScore ScoreByDefinition(const std::string& model_directory, const ScoreInput& input,
                                 const ScoreOptions& options) {
-  const std::unique_ptr<Ops> ops = MakeOracleOps();
+  const std::unique_ptr<Backend> ops = MakeOracleBackend();
   const ModelConfig config = Must(LoadModelConfig(model_directory));
   const Checkpoint checkpoint = Must(Checkpoint::Open(model_directory));
   const WeightLayout layout(config, Must(ShapeOfRank(config, 0, 1)), ops->packer());
@@ -225,11 +225,11 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, const ScoreI
     request.want_entropy = options.entropy && !in_prompt;
     if (!in_prompt) request.sampling = sampling.NextRow();
     LogProbResult result;
-    Must(ops->LogProbs({.logits = logits.data(),
-                        .requests = &request,
-                        .results = &result,
-                        .num_rows = 1,
-                        .vocab = config.vocab_size}));
+    Must(ops->Run(LogProbsArgs{.logits = logits.data(),
+                               .requests = &request,
+                               .results = &result,
+                               .num_rows = 1,
+                               .vocab = config.vocab_size}));
     ISOBIT_CHECK(result.finite);
     if (!in_prompt) sampling.Append(request.target);
     TokenScores& scores = in_prompt ? score.prompt : score.completion;

@@ -6,7 +6,7 @@
 
 #include "common/parallel/host_block_gather.h"
 #include "kernels/model/numerics.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/support/tiny_model.h"
 
 namespace isobit {
@@ -22,12 +22,12 @@ ScorerOptions ShardGroupFixture::Options() const {
   options.model_root = dir_.path();
   options.num_shards = 1;
   options.max_batch_tokens = 64;
-  options.backend.make_ops = [](int) { return MakeOracleOps(); };
+  options.backend.make_ops = [](int) { return MakeOracleBackend(); };
   return options;
 }
 
-RankBackend ShardGroupFixture::Backend(ThreadGroup& group, int first_rank) {
-  return {.make_ops = [](int) { return MakeOracleOps(); },
+RankBackend ShardGroupFixture::BackendOf(ThreadGroup& group, int first_rank) {
+  return {.make_ops = [](int) { return MakeOracleBackend(); },
           .make_gather =
               [&group, first_rank](int rank, size_t bytes) {
                 return std::make_unique<HostBlockGather>(group.rank(first_rank + rank), bytes);
@@ -50,7 +50,7 @@ ScorerOptions ShardGroupFixture::LeadingOptions(ThreadGroup& group, int world_si
   ScorerOptions options = Options();
   options.num_shards = world_size * local_ranks;
   options.local_shards = local_ranks;
-  options.backend.make_gather = Backend(group, 0).make_gather;
+  options.backend.make_gather = BackendOf(group, 0).make_gather;
   GroupLeaderOptions leader = LeaderOptions(world_size);
   leader.local_ranks = local_ranks;
   options.assemble = [leader](const GroupIdentity& identity) {

@@ -33,7 +33,7 @@ class ShardGroupFixture : public testing::Test {
   ScorerOptions Options() const;
   // A process's backend, whose first rank is `first_rank`. The ranks of all processes exchange
   // their shards in `group`.
-  static RankBackend Backend(ThreadGroup& group, int first_rank);
+  static RankBackend BackendOf(ThreadGroup& group, int first_rank);
   // Of a leader that listens on a free port. Its loss of a member sets lost_.
   GroupLeaderOptions LeaderOptions(int world_size, std::chrono::milliseconds timeout = kPatience);
   // Of the scorer that leads a group whose ranks exchange their shards in `group`.

@@ -9,8 +9,8 @@
 
 #include "common/base/status_macros.h"
 #include "gtest/gtest.h"
-#include "kernels/oracle/oracle_ops.h"
-#include "tests/support/forwarding_ops.h"
+#include "kernels/oracle/oracle_backend.h"
+#include "tests/support/forwarding_backend.h"
 #include "tests/support/observed_packer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -54,7 +54,7 @@ TEST_F(ShardGroupTest, ProcessesGiveTheBitsOfOne) {
       member.scorer.max_batch_tokens = 512;
       member.make_backend = [&group, first = rank * local_ranks](const std::string& id) {
         EXPECT_EQ(id, "id");
-        return Backend(group.threads(), first);
+        return BackendOf(group.threads(), first);
       };
       group.StartMember(std::move(member));
     }
@@ -80,7 +80,7 @@ TEST_F(ShardGroupTest, UpdatesWithoutAPassBetweenThem) {
   RunningGroup group(2, 1);
   auto loading = Load(LeadingOptions(group.threads(), 2, 1));
   GroupMemberOptions member = MemberOptions(1, 2);
-  member.make_backend = [&group](const std::string&) { return Backend(group.threads(), 1); };
+  member.make_backend = [&group](const std::string&) { return BackendOf(group.threads(), 1); };
   group.StartMember(std::move(member));
   ISOBIT_ASSERT_OK_AND_ASSIGN(auto scorer, loading.get());
   ISOBIT_ASSERT_OK_AND_ASSIGN(const auto alone, Scorer::Load(Options(), "first"));
@@ -119,7 +119,7 @@ TEST_F(ShardGroupTest, ProcessesMustHavePackedTheSameWeights) {
     GroupMemberOptions member = MemberOptions(1, 2);
     member.model = model;
     member.scorer.model_root = elsewhere.path();
-    member.make_backend = [&group](const std::string&) { return Backend(group.threads(), 1); };
+    member.make_backend = [&group](const std::string&) { return BackendOf(group.threads(), 1); };
     return member;
   };
   {
@@ -146,12 +146,12 @@ TEST_F(ShardGroupTest, ProcessesMustHavePackedTheSameWeights) {
 
 // Ops whose logits are not finite where `kBadToken` is scored.
 constexpr int32_t kBadToken = 77;
-std::unique_ptr<Ops> MakeBadTokenOps() {
-  class BadTokenOps final : public testing_support::ForwardingOps {
+std::unique_ptr<Backend> MakeBadTokenOps() {
+  class BadTokenOps final : public testing_support::ForwardingBackend {
    public:
-    BadTokenOps() : ForwardingOps(MakeOracleOps()) {}
-    absl::Status LogProbs(const LogProbArgs& args) override {
-      ISOBIT_RETURN_IF_ERROR(ForwardingOps::LogProbs(args));
+    BadTokenOps() : ForwardingBackend(MakeOracleBackend()) { Replace<LogProbsArgs>(*this); }
+    absl::Status On(const LogProbsArgs& args) {
+      ISOBIT_RETURN_IF_ERROR(inner().Run(args));
       for (int64_t r = 0; r < args.num_rows; ++r) {
         if (args.requests[r].target == kBadToken) args.results[r].finite = false;
       }
@@ -168,7 +168,7 @@ TEST_F(ShardGroupTest, AnErrorNamesTheSequenceWhateverProcessScoredIt) {
   auto loading = Load(std::move(leading));
   GroupMemberOptions member = MemberOptions(1, 2);
   member.make_backend = [&group](const std::string&) {
-    RankBackend backend = Backend(group.threads(), 1);
+    RankBackend backend = BackendOf(group.threads(), 1);
     backend.make_ops = [](int) { return MakeBadTokenOps(); };
     return backend;
   };
@@ -191,7 +191,7 @@ TEST_F(ShardGroupTest, AMemberThatGoesEndsTheGroup) {
   RunningGroup group(2, 1);
   auto loading = Load(LeadingOptions(group.threads(), 2, 1));
   GroupMemberOptions member = MemberOptions(1, 2);
-  member.make_backend = [&group](const std::string&) { return Backend(group.threads(), 1); };
+  member.make_backend = [&group](const std::string&) { return BackendOf(group.threads(), 1); };
   group.StartMember(std::move(member));
   ISOBIT_ASSERT_OK_AND_ASSIGN(const auto scorer, loading.get());
 
@@ -209,12 +209,12 @@ TEST_F(ShardGroupTest, AMemberThatGoesEndsTheGroup) {
 TEST_F(ShardGroupTest, ALeaderThatCannotLoadEndsTheGroup) {
   RunningGroup group(2, 1);
   ScorerOptions options = LeadingOptions(group.threads(), 2, 1);
-  options.backend.make_ops = [](int) -> absl::StatusOr<std::unique_ptr<Ops>> {
+  options.backend.make_ops = [](int) -> absl::StatusOr<std::unique_ptr<Backend>> {
     return absl::ResourceExhaustedError("no memory");
   };
   auto loading = Load(std::move(options));
   GroupMemberOptions member = MemberOptions(1, 2);
-  member.make_backend = [&group](const std::string&) { return Backend(group.threads(), 1); };
+  member.make_backend = [&group](const std::string&) { return BackendOf(group.threads(), 1); };
   group.StartMember(std::move(member));
   EXPECT_THAT(loading.get().status(), StatusIs(absl::StatusCode::kResourceExhausted, "no memory"));
   EXPECT_FALSE(group.End(0).ok());
@@ -234,19 +234,17 @@ TEST_F(ShardGroupTest, TheLeaderSaysWhyAMemberCannotLoad) {
 }
 
 TEST_F(ShardGroupTest, AllHearWhyAMembersPassFailed) {
-  class Broken final : public testing_support::ForwardingOps {
+  class Broken final : public testing_support::ForwardingBackend {
    public:
-    Broken() : ForwardingOps(MakeOracleOps()) {}
-    absl::Status LogProbs(const LogProbArgs&) override {
-      return absl::InternalError("broken device");
-    }
+    Broken() : ForwardingBackend(MakeOracleBackend()) { Replace<LogProbsArgs>(*this); }
+    absl::Status On(const LogProbsArgs&) { return absl::InternalError("broken device"); }
   };
   RunningGroup group(3, 1);
   auto loading = Load(LeadingOptions(group.threads(), 3, 1));
   for (const int rank : {1, 2}) {
     GroupMemberOptions member = MemberOptions(rank, 3);
     member.make_backend = [&group, rank](const std::string&) {
-      RankBackend backend = Backend(group.threads(), rank);
+      RankBackend backend = BackendOf(group.threads(), rank);
       if (rank == 1) backend.make_ops = [](int) { return std::make_unique<Broken>(); };
       return backend;
     };
@@ -263,11 +261,12 @@ TEST_F(ShardGroupTest, AllHearWhyAMembersPassFailed) {
 }
 
 TEST_F(ShardGroupTest, AMemberDoesNotStayForWeightsThatItLoads) {
-  class GatedOps final : public testing_support::ForwardingOps {
+  class GatedOps final : public testing_support::ForwardingBackend {
    public:
     explicit GatedOps(PassGate& gate)
-        : ForwardingOps(MakeOracleOps()),
-          packer_(ForwardingOps::packer(), [&gate] { EXPECT_EQ(gate.Pass(), absl::OkStatus()); }) {}
+        : ForwardingBackend(MakeOracleBackend()), packer_(ForwardingBackend::packer(), [&gate] {
+            EXPECT_EQ(gate.Pass(), absl::OkStatus());
+          }) {}
     const WeightPacker& packer() const override { return packer_; }
 
    private:
@@ -280,7 +279,7 @@ TEST_F(ShardGroupTest, AMemberDoesNotStayForWeightsThatItLoads) {
   RunningGroup group(2, 1);
   GroupMemberOptions member = MemberOptions(1, 2);
   member.make_backend = [&](const std::string&) {
-    RankBackend backend = Backend(group.threads(), 1);
+    RankBackend backend = BackendOf(group.threads(), 1);
     backend.make_ops = [&gate](int) { return std::make_unique<GatedOps>(gate); };
     return backend;
   };

@@ -14,7 +14,7 @@
 #include "kernels/model/numerics.h"
 #include "kernels/model/pack_model.h"
 #include "kernels/model/transformer.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -66,7 +66,7 @@ class ShardedForwardTest : public testing::Test {
   }
 
   std::vector<Bf16> ForwardOf(WeightSource& weights, int64_t overlap_rows) const {
-    const std::unique_ptr<Ops> ops = MakeOracleOps();
+    const std::unique_ptr<Backend> ops = MakeOracleBackend();
     const WeightLayout layout = Layout();
     const contract::RopeTable rope = RopeTableOf(config_, kRows);
     ThreadGroup alone(1);
@@ -85,7 +85,7 @@ class ShardedForwardTest : public testing::Test {
 
   const testing_support::TempDir dir_;
   ModelConfig config_;
-  const std::unique_ptr<Ops> ops_ = MakeOracleOps();
+  const std::unique_ptr<Backend> ops_ = MakeOracleBackend();
   std::vector<RankShards> shards_;
 };
 

@@ -16,7 +16,7 @@
 #include "kernels/host_device.h"
 #include "kernels/model/pack_model.h"
 #include "kernels/model/rank_shape.h"
-#include "kernels/oracle/oracle_ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -84,7 +84,7 @@ class ShardedWeightsTest : public testing::Test {
 
   const testing_support::TempDir dir_;
   const ModelConfig config_;
-  const std::unique_ptr<Ops> ops_ = MakeOracleOps();
+  const std::unique_ptr<Backend> ops_ = MakeOracleBackend();
   std::unique_ptr<WeightLayout> layout_;
   std::unique_ptr<Checkpoint> checkpoint_;
   TensorSet tensors_;

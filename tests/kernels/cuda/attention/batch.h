@@ -70,9 +70,10 @@ struct Shape {
   }
 };
 
-inline Ops& Reference() {
-  static Ops* const ops =
-      MakeCpuOps({.num_threads = static_cast<int>(std::thread::hardware_concurrency())}).release();
+inline Backend& Reference() {
+  static Backend* const ops =
+      MakeCpuBackend({.num_threads = static_cast<int>(std::thread::hardware_concurrency())})
+          .release();
   return *ops;
 }
 
@@ -152,7 +153,7 @@ class Batch {
   // Poison where nothing is written.
   std::vector<Bf16> Expected() {
     std::vector<Bf16> out(static_cast<size_t>(rows_ * ldo()), kPoison);
-    EXPECT_TRUE(Reference().Attention(Args(q_.data(), k_.data(), v_.data(), out.data())).ok());
+    EXPECT_TRUE(Reference().Run(Args(q_.data(), k_.data(), v_.data(), out.data())).ok());
     return out;
   }
 

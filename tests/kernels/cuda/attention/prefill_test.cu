@@ -159,10 +159,10 @@ AttentionArgs ArgsOf(const Case& c, const Bf16* q, Bf16* k, Bf16* v, Bf16* out) 
 }
 
 std::vector<Bf16> RunCpu(Case& c) {
-  static const std::unique_ptr<Ops> ops =
-      MakeCpuOps({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
+  static const std::unique_ptr<Backend> ops =
+      MakeCpuBackend({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
   std::vector<Bf16> out(static_cast<size_t>(c.rows * c.ldo()), kPoison);
-  EXPECT_TRUE(ops->Attention(ArgsOf(c, c.q.data(), c.k.data(), c.v.data(), out.data())).ok());
+  EXPECT_TRUE(ops->Run(ArgsOf(c, c.q.data(), c.k.data(), c.v.data(), out.data())).ok());
   return out;
 }
 

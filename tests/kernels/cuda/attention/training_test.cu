@@ -16,7 +16,8 @@
 #include "kernels/contract/mma16.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/attention/training.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
 
@@ -114,7 +115,7 @@ TrainingAttentionArgs ForwardArgs(const Case& c, const Bf16* q, const Bf16* k, c
 }
 
 void RunOracle(Case* c) {
-  OracleTrainingOps ops;
+  OracleBackend ops;
   const auto rows = static_cast<size_t>(c->shape.rows());
   c->out.assign(rows * static_cast<size_t>(c->width()), kPoison);
   c->dq = c->out;
@@ -123,12 +124,12 @@ void RunOracle(Case* c) {
   c->log_sums.assign(rows * static_cast<size_t>(c->shape.heads), contract::FromBits(0xffffffffu));
   const TrainingAttentionArgs forward = ForwardArgs(*c, c->q.data(), c->k.data(), c->v.data(),
                                                     c->out.data(), c->log_sums.data(), nullptr);
-  EXPECT_TRUE(ops.TrainingAttention(forward).ok());
-  EXPECT_TRUE(ops.AttentionGradient({.forward = forward,
-                                     .dout = c->dout.data(),
-                                     .dq = c->dq.data(),
-                                     .dk = c->dk.data(),
-                                     .dv = c->dv.data()})
+  EXPECT_TRUE(ops.Run(forward).ok());
+  EXPECT_TRUE(ops.Run(AttentionGradientArgs{.forward = forward,
+                                            .dout = c->dout.data(),
+                                            .dq = c->dq.data(),
+                                            .dk = c->dk.data(),
+                                            .dv = c->dv.data()})
                   .ok());
 }
 
@@ -172,7 +173,7 @@ Results RunDevice(const Case& c, int32_t at_a_time) {
   const TrainingAttentionArgs forward =
       ForwardArgs(c, q.data(), k.data(), v.data(), out.data(), log_sums.data(), bounds.data());
   const Stream stream = {.handle = nullptr, .dependent = false};
-  EXPECT_EQ(LaunchTrainingAttention(forward, stream), absl::OkStatus());
+  EXPECT_EQ(Run(forward, stream), absl::OkStatus());
   const AttentionGradientArgs gradient = {
       .forward = forward, .dout = dout.data(), .dq = dq.data(), .dk = dk.data(), .dv = dv.data()};
   DeviceBuffer<std::byte> workspace(static_cast<int64_t>(WorkspaceFor(gradient, at_a_time)));
@@ -434,13 +435,13 @@ TEST(TrainingAttentionArguments, AreChecked) {
   const int32_t bounds[] = {0, 4};
   TrainingAttentionArgs args = {
       .rows = 4, .heads = 2, .kv_heads = 1, .head_dim = 20, .sequences = {.bounds = bounds}};
-  EXPECT_EQ(LaunchTrainingAttention(args, {}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Run(args, {}).code(), absl::StatusCode::kInvalidArgument);
   args.head_dim = 64;
   args.q = reinterpret_cast<const Bf16*>(8);
-  EXPECT_EQ(LaunchTrainingAttention(args, {}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Run(args, {}).code(), absl::StatusCode::kInvalidArgument);
   args.q = nullptr;
   args.rows = 3;
-  EXPECT_EQ(LaunchTrainingAttention(args, {}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Run(args, {}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(LaunchAttentionGradient({.forward = args}, {}, {}).code(),
             absl::StatusCode::kInvalidArgument);
   args.rows = 4;

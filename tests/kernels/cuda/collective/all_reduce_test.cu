@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/partial_push.cuh"
 #include "kernels/cuda/device/system_memory.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/vanilla/hop_all_reduce.h"
 #include "tests/kernels/cuda/collective/all_reduce_case.cuh"
@@ -64,7 +65,7 @@ absl::Status NormOf(PeerAllReduce& end, const float* partial, bool pushes, const
 
 class AllReduceTest : public testing_support::RowTest {
  protected:
-  AllReduceTest() : hopping_(MakeCpuOps({.mode = NumericsMode::kBatchInvariant})) {}
+  AllReduceTest() : hopping_(MakeCpuBackend({.mode = NumericsMode::kBatchInvariant})) {}
 
   // The ranks' partials. Often half of the columns cancel between the halves of the ranks.
   std::vector<std::vector<float>> Partials(int ranks, int64_t count, bool specials) {
@@ -100,24 +101,24 @@ class AllReduceTest : public testing_support::RowTest {
     for (const auto& partial : partials) pointers.push_back(partial.data());
     std::vector<Bf16> expected_residual = residual;
     std::vector<Bf16> expected(residual.size());
-    const auto reference = [&](Ops& order, std::vector<Bf16>& h, std::vector<Bf16>& out) {
+    const auto reference = [&](Backend& order, std::vector<Bf16>& h, std::vector<Bf16>& out) {
       std::vector<float> sum(static_cast<size_t>(count));
       ASSERT_TRUE(order
-                      .Reduce({.partials = pointers.data(),
-                               .num_ranks = ranks.size(),
-                               .begin = 0,
-                               .end = count,
-                               .count = count,
-                               .out = sum.data()})
+                      .Run(ReduceArgs{.partials = pointers.data(),
+                                      .num_ranks = ranks.size(),
+                                      .begin = 0,
+                                      .end = count,
+                                      .count = count,
+                                      .out = sum.data()})
                       .ok());
-      ASSERT_TRUE(cpu_->RmsNorm({.residual = h.data(),
-                                 .sum = sum.data(),
-                                 .bias = has_bias ? bias.data() : nullptr,
-                                 .weight = weight.data(),
-                                 .out = out.data(),
-                                 .rows = rows,
-                                 .hidden = hidden,
-                                 .eps = 1e-6f})
+      ASSERT_TRUE(cpu_->Run(RmsNormArgs{.residual = h.data(),
+                                        .sum = sum.data(),
+                                        .bias = has_bias ? bias.data() : nullptr,
+                                        .weight = weight.data(),
+                                        .out = out.data(),
+                                        .rows = rows,
+                                        .hidden = hidden,
+                                        .eps = 1e-6f})
                       .ok());
     };
     reference(hops ? *hopping_ : *cpu_, expected_residual, expected);
@@ -165,7 +166,7 @@ class AllReduceTest : public testing_support::RowTest {
     });
   }
 
-  const std::unique_ptr<Ops> hopping_;
+  const std::unique_ptr<Backend> hopping_;
 };
 
 TEST_F(AllReduceTest, EqualsReduceThenRmsNorm) {
@@ -310,17 +311,17 @@ std::vector<unsigned long long> ExpectedDigests(int ranks, const std::vector<int
                          partials[r]->data(), b.residual.data(), b.step.data(), r, ranks, n, 0u)
                       .ok());
     }
-    EXPECT_TRUE(LaunchReduce({.partials = pointers.data(),
-                              .num_ranks = ranks,
-                              .begin = 0,
-                              .end = n,
-                              .count = n,
-                              .out = sum.data()},
-                             stream)
+    EXPECT_TRUE(Run(ReduceArgs{.partials = pointers.data(),
+                               .num_ranks = ranks,
+                               .begin = 0,
+                               .end = n,
+                               .count = n,
+                               .out = sum.data()},
+                    stream)
                     .ok());
     RmsNormArgs norm = b.Norm(rows_now, hidden);
     norm.sum = sum.data();
-    EXPECT_TRUE(LaunchRmsNorm(norm, stream).ok());
+    EXPECT_TRUE(Run(norm, stream).ok());
     EXPECT_TRUE(b.Finish(static_cast<uint32_t>(n), stream).ok());
   }
   return b.digests.CopyOut();

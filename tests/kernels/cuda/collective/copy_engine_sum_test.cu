@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/collective/copy_engine_sum.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
 #include "tests/kernels/cuda/collective/all_reduce_case.cuh"
 #include "tests/kernels/cuda/collective/rank_case.cuh"
@@ -86,23 +87,23 @@ class CopyEngineSumTest : public testing_support::RowTest {
     const bool has_bias = Chance(2);
 
     std::vector<float> sum(static_cast<size_t>(count));
-    ASSERT_TRUE(cpu_->Reduce({.partials = pointers.data(),
-                              .num_ranks = ranks.size(),
-                              .begin = 0,
-                              .end = count,
-                              .count = count,
-                              .out = sum.data()})
+    ASSERT_TRUE(cpu_->Run(ReduceArgs{.partials = pointers.data(),
+                                     .num_ranks = ranks.size(),
+                                     .begin = 0,
+                                     .end = count,
+                                     .count = count,
+                                     .out = sum.data()})
                     .ok());
     std::vector<Bf16> expected_residual = residual;
     std::vector<Bf16> expected(residual.size());
-    ASSERT_TRUE(cpu_->RmsNorm({.residual = expected_residual.data(),
-                               .sum = sum.data(),
-                               .bias = has_bias ? bias.data() : nullptr,
-                               .weight = weight.data(),
-                               .out = expected.data(),
-                               .rows = rows,
-                               .hidden = hidden,
-                               .eps = 1e-6f})
+    ASSERT_TRUE(cpu_->Run(RmsNormArgs{.residual = expected_residual.data(),
+                                      .sum = sum.data(),
+                                      .bias = has_bias ? bias.data() : nullptr,
+                                      .weight = weight.data(),
+                                      .out = expected.data(),
+                                      .rows = rows,
+                                      .hidden = hidden,
+                                      .eps = 1e-6f})
                     .ok());
 
     struct Buffers {
@@ -253,18 +254,18 @@ std::vector<unsigned long long> ExpectedDigests(int ranks, int num_steps) {
       partials.push_back(of_rank[r]->partial[step % 2].data());
     }
     const int64_t n = RowsOf(step) * kHidden;
-    EXPECT_TRUE(LaunchReduce({.partials = partials.data(),
-                              .num_ranks = ranks,
-                              .begin = 0,
-                              .end = n,
-                              .count = n,
-                              .out = sum.data()},
-                             stream)
+    EXPECT_TRUE(Run(ReduceArgs{.partials = partials.data(),
+                               .num_ranks = ranks,
+                               .begin = 0,
+                               .end = n,
+                               .count = n,
+                               .out = sum.data()},
+                    stream)
                     .ok());
     RmsNormArgs norm = of_rank[0]->Norm(step);
     norm.sum = sum.data();
     norm.out = out.data();
-    EXPECT_TRUE(LaunchRmsNorm(norm, stream).ok());
+    EXPECT_TRUE(Run(norm, stream).ok());
     EXPECT_TRUE(b.Digest(step, out.data(), stream).ok());
   }
   return b.digests.CopyOut();

@@ -15,6 +15,7 @@
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/linear/schedule.h"
+#include "kernels/cuda/device/ops.h"
 #include "tests/kernels/cuda/collective/rank_case.cuh"
 #include "tests/kernels/cuda/row_case.h"
 
@@ -67,8 +68,7 @@ struct Layer {
                              .fp32_out = partial.data(),
                              .ldy = shape.n,
                              .push = push};
-    return schedule == nullptr ? LaunchLinear(args, stream)
-                               : LaunchLinearAs(*schedule, args, stream);
+    return schedule == nullptr ? Run(args, stream) : LaunchLinearAs(*schedule, args, stream);
   }
   absl::Status Norm(PeerAllReduce& end, int64_t m, bool pushed, const Stream& stream) {
     return end.Norm(pushed ? nullptr : partial.data(),

@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/vanilla/cublas_linear.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
@@ -68,7 +69,7 @@ TEST(LinearAccuracyTest, OurErrorIsNoLargerThanThatOfCublas) {
         y.Poison();
         shape.sum = sum;
         args.weight = {.shape = shape, .packed = packed.data()};
-        ASSERT_TRUE(LaunchLinear(args, {}).ok());
+        ASSERT_TRUE(Run(args, {}).ok());
         const Deviation deviation = DeviationOfFp32(exact, y);
         ours_rms = std::max(ours_rms, deviation.rms);
         print(deviation);

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/ops.h"
+#include "kernels/contract/portable.h"
 #include "tests/kernels/cuda/device_case.h"
 
 namespace isobit::testing_support {

@@ -8,7 +8,8 @@
 #include "absl/strings/str_format.h"
 #include "kernels/cuda/linear/input_gradient.h"
 #include "kernels/cuda/linear/weight_gradient.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cuda/linear/product_case.h"
 
 namespace isobit::cuda {
@@ -146,7 +147,7 @@ void ExpectInputGradient(const InputCase& c) {
     if (testing::Test::HasFatalFailure()) return;
   }
   EXPECT_EQ(fast > 0, HasInputGradientTiles(args));
-  expect("chosen", LaunchInputGradient(args, {}));
+  expect("chosen", Run(args, {}));
 }
 
 class GradientTest : public testing::Test {
@@ -276,9 +277,9 @@ void ExpectWeightGradient(const WeightCase& c, const std::vector<float>& expecte
     }
   }
   EXPECT_EQ(fast > 0, HasWeightGradientTiles(args));
-  EXPECT_TRUE(expect("chosen", WeightGradientWorkspaceBytes(args), [&](std::byte* workspace) {
-    return LaunchWeightGradient(args, workspace, {});
-  }));
+  const testing_support::Workspace workspace;
+  EXPECT_TRUE(expect("chosen", 0, [&](std::byte*) { return Run(args, workspace.On({})); }));
+  EXPECT_TRUE(workspace.GuardsIntact());
 }
 
 TEST_F(GradientTest, WeightGradients) {
@@ -322,11 +323,11 @@ TEST(GradientErrorTest, PacksAreAPowerOfTwo) {
   c.dy = {24, 8, 8};
   c.x = {24, 8, 8};
   WeightGradientArgs args = ArgsOf(c, nullptr, nullptr, nullptr);
-  EXPECT_TRUE(absl::IsInvalidArgument(LaunchWeightGradient(args, nullptr, {})));
+  EXPECT_TRUE(absl::IsInvalidArgument(Run(args, {})));
   c.packs = {0, 8, 16};
   args = ArgsOf(c, nullptr, nullptr, nullptr);
   args.continues = true;
-  EXPECT_TRUE(absl::IsInvalidArgument(LaunchWeightGradient(args, nullptr, {})));
+  EXPECT_TRUE(absl::IsInvalidArgument(Run(args, {})));
 }
 
 // A tile's box of dY may begin at multiples of 16 bytes only.
@@ -348,21 +349,18 @@ TEST(GradientErrorTest, TilesNeedPartsThatBeginAtMultiplesOfEight) {
 // The expected bits are the oracle's.
 TEST(GradientControlTest, ReferenceIsTheOracle) {
   Random random(6);
-  OracleTrainingOps oracle;
+  OracleBackend oracle;
   for (int i = 0; i < 6; ++i) {
     InputCase c = RandomInputCase(random);
     c.dy = RandomMatrix(Family::kWide, 9, c.dy.columns, c.dy.ld, random);
     std::vector<Bf16> dx(static_cast<size_t>(9 * c.weight.columns));
-    ASSERT_TRUE(
-        oracle.InputGradient(ArgsOf(c, c.dy.values.data(), c.weight.values.data(), dx.data()))
-            .ok());
+    ASSERT_TRUE(oracle.Run(ArgsOf(c, c.dy.values.data(), c.weight.values.data(), dx.data())).ok());
     EXPECT_TRUE(SameBits(View(Rounded(ExactInputGradient(c))), View(dx)));
     WeightCase w = RandomWeightCase(1 << (i % 4), random);
     w.x = RandomMatrix(Family::kWide, w.x.rows, 5, 8, random);
     const std::vector<float> expected = ExactWeightGradient(w);
     std::vector<float> dw(expected.size());
-    ASSERT_TRUE(
-        oracle.WeightGradient(ArgsOf(w, w.dy.values.data(), w.x.values.data(), dw.data())).ok());
+    ASSERT_TRUE(oracle.Run(ArgsOf(w, w.dy.values.data(), w.x.values.data(), dw.data())).ok());
     EXPECT_TRUE(SameBits(View(expected), View(dw)));
   }
 }

@@ -14,6 +14,7 @@
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/device/ops.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
 
@@ -81,9 +82,9 @@ void Fill(Problem& p, Family family, bool bias, Random& random) {
 // y as bits, [m, columns].
 using Bits = std::vector<uint32_t>;
 
-Ops& Cpu() {
-  static const std::unique_ptr<Ops> ops =
-      MakeCpuOps({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
+Backend& Cpu() {
+  static const std::unique_ptr<Backend> ops =
+      MakeCpuBackend({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
   return *ops;
 }
 
@@ -114,7 +115,7 @@ Bits CpuBits(const Problem& p) {
                   .ldy = p.columns()};
   SetOutput(args, p.output,
             p.output == Output::kFp32 ? static_cast<void*>(fp32.data()) : bf16.data());
-  EXPECT_TRUE(Cpu().Linear(args).ok());
+  EXPECT_TRUE(Cpu().Run(args).ok());
   Bits bits(count);
   for (size_t i = 0; i < count; ++i) {
     bits[i] = p.output == Output::kFp32 ? std::bit_cast<uint32_t>(fp32[i]) : bf16[i];
@@ -481,8 +482,8 @@ TEST_F(LinearTest, CancellingLeavesTellChainFromTree) {
 TEST_F(LinearTest, NothingToDo) {
   const LinearShape none = ShapeOf(0, contract::PlanColumns(64), 0, 1, LeafSum::kChain);
   const LinearShape some = ShapeOf(8, contract::PlanColumns(64), 0, 1, LeafSum::kChain);
-  EXPECT_TRUE(LaunchLinear({.m = 3, .weight = {.shape = none}}, {}).ok());
-  EXPECT_TRUE(LaunchLinear({.m = 0, .weight = {.shape = some}}, {}).ok());
+  EXPECT_TRUE(Run(LinearArgs{.m = 3, .weight = {.shape = none}}, {}).ok());
+  EXPECT_TRUE(Run(LinearArgs{.m = 0, .weight = {.shape = some}}, {}).ok());
 }
 
 // Layers whose outputs are the next layers' inputs, as dependent launches on two streams at once
@@ -520,7 +521,7 @@ class LayerChain {
       x = args.bf16_out;
       const Stream on = {.handle = stream};
       const absl::Status status =
-          forced == nullptr ? LaunchLinear(args, on) : LaunchLinearAs(*forced, args, on);
+          forced == nullptr ? Run(args, on) : LaunchLinearAs(*forced, args, on);
       ASSERT_TRUE(status.ok()) << status.message();
     }
   }

@@ -14,8 +14,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
+#include "kernels/backend.h"
 #include "kernels/contract/portable.h"
-#include "kernels/training_ops.h"
+#include "kernels/ops/linear_shape.h"
+#include "kernels/ops/linear.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
 
@@ -49,9 +51,9 @@ inline std::vector<Bf16> Transposed(const HostMatrix& m, int64_t begin, int64_t 
   return out;
 }
 
-inline Ops& ProductCpu() {
-  static const std::unique_ptr<Ops> ops =
-      MakeCpuOps({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
+inline Backend& ProductCpu() {
+  static const std::unique_ptr<Backend> ops =
+      MakeCpuBackend({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
   return *ops;
 }
 
@@ -71,7 +73,7 @@ inline std::vector<float> OneChain(const std::vector<Bf16>& a, const std::vector
   args.weight = packed.weight();
   args.fp32_out = y.data();
   args.ldy = n;
-  EXPECT_TRUE(ProductCpu().Linear(args).ok());
+  EXPECT_TRUE(ProductCpu().Run(args).ok());
   return y;
 }
 

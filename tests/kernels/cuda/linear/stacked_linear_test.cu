@@ -7,7 +7,8 @@
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/linear/stacked_linear.h"
-#include "kernels/oracle/training_ops.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cuda/linear/product_case.h"
 
 namespace isobit::cuda {
@@ -76,7 +77,7 @@ std::vector<float> Sums(const Case& c, LeafSum sum, bool bias) {
   args.bias = bias && !c.bias.empty() ? c.bias.data() : nullptr;
   args.fp32_out = y.data();
   args.ldy = shape.n;
-  EXPECT_TRUE(ProductCpu().Linear(args).ok());
+  EXPECT_TRUE(ProductCpu().Run(args).ok());
   return y;
 }
 
@@ -178,11 +179,11 @@ void ExpectBits(const Case& c) {
     expect(absl::StrCat(tile.columns, " columns, cluster ", tile.cluster), status);
     if (testing::Test::HasFatalFailure()) return;
   }
-  expect("chosen", LaunchStackedLinear(args, {}));
+  expect("chosen", Run(args, {}));
   if constexpr (sizeof(T) == 2) {
     if (c.residual.empty()) return;
     args.bf16_out = residual.data();  // in place
-    ASSERT_TRUE(LaunchStackedLinear(args, {}).ok());
+    ASSERT_TRUE(Run(args, {}).ok());
     const Bits bits = BitsOf(residual.CopyOut());
     EXPECT_TRUE(SameBits(std::span<const uint32_t>(bits), std::span<const uint32_t>(expected)));
   }
@@ -226,7 +227,7 @@ TEST_F(StackedLinearTest, LargerThanAWave) {
 
 TEST(StackedLinearControlTest, ReferenceIsTheOracle) {
   Random random(3);
-  OracleTrainingOps oracle;
+  OracleBackend oracle;
   for (int i = 0; i < 8; ++i) {
     Case c = RandomCase(random);
     c.x = RandomMatrix(Family::kWide, 2, c.weight.columns, c.weight.columns, random);
@@ -244,7 +245,7 @@ TEST(StackedLinearControlTest, ReferenceIsTheOracle) {
     } else {
       args.bf16_out = bf16.data();
     }
-    ASSERT_TRUE(oracle.StackedLinear(args).ok());
+    ASSERT_TRUE(oracle.Run(args).ok());
     const Bits bits = c.output == Output::kFp32 ? BitsOf(fp32) : BitsOf(bf16);
     const Bits expected = Expected(c);
     EXPECT_TRUE(SameBits(std::span<const uint32_t>(bits), std::span<const uint32_t>(expected)));

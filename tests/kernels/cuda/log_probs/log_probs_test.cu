@@ -16,6 +16,7 @@
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/log_prob_transfer.h"
 #include "kernels/cuda/log_probs/log_probs.h"
+#include "kernels/cuda/device/ops.h"
 #include "tests/kernels/cuda/device_case.h"
 #include "tests/kernels/log_prob_cases.h"
 
@@ -36,8 +37,8 @@ using testing_support::RunLogProbs;
 using testing_support::Scaled;
 
 std::vector<RowBits> RunCpu(const std::vector<LogProbCase>& requests) {
-  static const std::unique_ptr<Ops> ops =
-      MakeCpuOps({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
+  static const std::unique_ptr<Backend> ops =
+      MakeCpuBackend({.num_threads = static_cast<int>(std::thread::hardware_concurrency())});
   return RunLogProbs(*ops, requests);
 }
 
@@ -70,7 +71,7 @@ class LogProbsTest : public testing::Test {
   std::vector<RowBits> RunGpu(const std::vector<LogProbCase>& requests, int64_t gap = 0) {
     const DeviceLogits logits(requests, gap);
     return RunLogProbs(requests, logits.data(), logits.ld(),
-                       [this](const LogProbArgs& args) { return transfer_.Run(args, Stream{}); });
+                       [this](const LogProbsArgs& args) { return transfer_.Run(args, Stream{}); });
   }
 
   void ExpectCpuBits(const std::vector<LogProbCase>& requests, int64_t gap = 0) {
@@ -113,10 +114,10 @@ class LogProbsTest : public testing::Test {
           static_cast<int64_t>(RangeResultBytes(num_rows, static_cast<int>(each)))));
       results.of_rank[r] = reinterpret_cast<const std::byte*>(buffers.back()->data());
     }
-    const auto run = [&](const LogProbArgs& args) -> absl::Status {
+    const auto run = [&](const LogProbsArgs& args) -> absl::Status {
       DeviceLogProbs sent;
       for (size_t r = 0; r < ranks; ++r) {
-        LogProbArgs mine = args;
+        LogProbsArgs mine = args;
         mine.logits = logits[r]->data();
         mine.ld = logits[r]->ld();
         ISOBIT_ASSIGN_OR_RETURN(sent, transfers[r].Send(mine, nullptr, Stream{}));
@@ -267,7 +268,7 @@ TEST_F(LogProbsTest, RowsByRanges) {
 TEST_F(LogProbsTest, RejectsWhatItCannotHold) {
   LogProbRequest request;
   LogProbResult result;
-  LogProbArgs args = {.requests = &request, .results = &result, .num_rows = 1, .vocab = 5000};
+  LogProbsArgs args = {.requests = &request, .results = &result, .num_rows = 1, .vocab = 5000};
   request.top_logprobs = kMaxTopLogProbs + 1;
   EXPECT_EQ(transfer_.Run(args, Stream{}).code(), absl::StatusCode::kInvalidArgument);
   request.top_logprobs = 0;

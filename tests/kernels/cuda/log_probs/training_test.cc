@@ -1,6 +1,5 @@
 // Logprobs of training's rows, their gradients and the losses on a GPU against the oracle, bit for
 // bit: every kind of row under every filter, ragged vocabularies and alignments, rows that fail.
-#include "kernels/cuda/log_probs/training.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +12,9 @@
 #include "kernels/contract/losses.h"
 #include "kernels/contract/sampling.h"
 #include "kernels/cuda/log_probs/log_probs.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/log_probs.h"
+#include "kernels/ops/losses.h"
 #include "tests/kernels/cuda/gradient_case.h"
 #include "tests/kernels/log_prob_cases.h"
 
@@ -140,12 +142,12 @@ class TrainingLogProbsTest : public testing_support::GradientTest {
                                           logprobs.data(),
                                           t.with_entropies ? entropies.data() : nullptr,
                                           state.data()};
-    Workspace workspace(TrainingLogProbsWorkspaceBytes(forward));
-    EXPECT_TRUE(LaunchTrainingLogProbs(forward, workspace.data(), AnyStream()).ok());
+    const Workspace workspace;
+    EXPECT_TRUE(Run(forward, workspace.On(AnyStream())).ok());
     EXPECT_TRUE(
-        LaunchLogProbGradient(
-            {logits.data(), t.rows(), t.vocab, targets.data(), sampling, state.data(),
-             dlogprobs.data(), t.with_entropies ? dentropies.data() : nullptr, dlogits.data()},
+        Run(LogProbGradientArgs{logits.data(), t.rows(), t.vocab, targets.data(), sampling,
+                                state.data(), dlogprobs.data(),
+                                t.with_entropies ? dentropies.data() : nullptr, dlogits.data()},
             AnyStream())
             .ok());
     t.logprobs = logprobs.CopyOut();
@@ -159,8 +161,8 @@ class TrainingLogProbsTest : public testing_support::GradientTest {
 
   void ExpectOraclesBits(TrainingRows t) {
     t.Resize();
-    ASSERT_TRUE(oracle_.TrainingLogProbs(t.Forward()).ok());
-    ASSERT_TRUE(oracle_.LogProbGradient(t.Backward()).ok());
+    ASSERT_TRUE(oracle_.Run(t.Forward()).ok());
+    ASSERT_TRUE(oracle_.Run(t.Backward()).ok());
     const TrainingRows actual = OnGpu(t);
     EXPECT_TRUE(SameNumbers(actual.logprobs, t.logprobs));
     EXPECT_TRUE(SameNumbers(actual.entropies, t.entropies));
@@ -228,8 +230,8 @@ TEST_F(TrainingLogProbsTest, LogitsThatTheTemperatureTakesToMinusInfinity) {
   sampling.temperature = 1e-15f;
   t.Add(logits, 3, sampling, 1.0f, 0.5f);
   t.Resize();
-  ASSERT_TRUE(oracle_.TrainingLogProbs(t.Forward()).ok());
-  ASSERT_TRUE(oracle_.LogProbGradient(t.Backward()).ok());
+  ASSERT_TRUE(oracle_.Run(t.Forward()).ok());
+  ASSERT_TRUE(oracle_.Run(t.Backward()).ok());
   EXPECT_TRUE(SameBits(View(OnGpu(t).dlogits), View(t.dlogits)));
   EXPECT_EQ(t.dlogits[5], 0);
 }
@@ -259,14 +261,13 @@ TEST_F(TrainingLogProbsTest, AnotherExpressionShows) {
 }
 
 TEST_F(TrainingLogProbsTest, RefusesAVocabularyThatItCannotHold) {
-  Workspace workspace(1 << 16);
+  const Workspace workspace;
   TrainingLogProbsArgs args;
   args.rows = 1;
   args.vocab = kMaxDeviceVocab + 1;
   DeviceBuffer<int32_t> targets(std::vector<int32_t>{0});
   args.targets = targets.data();
-  EXPECT_EQ(LaunchTrainingLogProbs(args, workspace.data(), {stream_}).code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Run(args, workspace.On({stream_})).code(), absl::StatusCode::kInvalidArgument);
 }
 
 class PolicyLossTest : public testing_support::GradientTest {};
@@ -296,7 +297,7 @@ TEST_F(PolicyLossTest, RandomTokens) {
                            .kl = 0.01f,
                            .values = values.data(),
                            .gradients = gradients.data()};
-    ASSERT_TRUE(oracle_.PolicyLoss(args).ok());
+    ASSERT_TRUE(oracle_.Run(args).ok());
     DeviceBuffer<float> device_logprobs(logprobs), device_old(old), device_reference(reference),
         device_advantages(advantages), device_weights(weights), device_values(n),
         device_gradients(n);
@@ -307,7 +308,7 @@ TEST_F(PolicyLossTest, RandomTokens) {
     if (args.reference_logprobs != nullptr) args.reference_logprobs = device_reference.data();
     args.values = device_values.data();
     args.gradients = device_gradients.data();
-    ASSERT_TRUE(LaunchPolicyLoss(args, AnyStream()).ok());
+    ASSERT_TRUE(Run(args, AnyStream()).ok());
     EXPECT_TRUE(SameNumbers(device_values.CopyOut(), values));
     EXPECT_TRUE(SameNumbers(device_gradients.CopyOut(), gradients));
     // Control: without the clipping.
@@ -346,7 +347,7 @@ TEST_F(PolicyLossTest, SpecialTokens) {
                          .old_logprobs = old.data(),
                          .values = values.data(),
                          .gradients = gradients.data()};
-  ASSERT_TRUE(oracle_.PolicyLoss(args).ok());
+  ASSERT_TRUE(oracle_.Run(args).ok());
   DeviceBuffer<float> device_logprobs(logprobs), device_old(old), device_advantages(advantages),
       device_weights(weights), device_values(n), device_gradients(n);
   args.logprobs = device_logprobs.data();
@@ -355,11 +356,11 @@ TEST_F(PolicyLossTest, SpecialTokens) {
   args.old_logprobs = device_old.data();
   args.values = device_values.data();
   args.gradients = device_gradients.data();
-  ASSERT_TRUE(LaunchPolicyLoss(args, AnyStream()).ok());
+  ASSERT_TRUE(Run(args, AnyStream()).ok());
   EXPECT_TRUE(SameNumbers(device_values.CopyOut(), values));
   EXPECT_TRUE(SameNumbers(device_gradients.CopyOut(), gradients));
   args.clip_low = -1.0f;
-  EXPECT_EQ(LaunchPolicyLoss(args, AnyStream()).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Run(args, AnyStream()).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(PolicyLossTest, LossFunctions) {
@@ -375,11 +376,12 @@ TEST_F(PolicyLossTest, LossFunctions) {
       std::vector<float> values(x.size());
       std::vector<float> gradients(x.size());
       ASSERT_TRUE(
-          oracle_.LossFunction({function, n, x.data(), values.data(), gradients.data()}).ok());
+          oracle_.Run(LossFunctionArgs{function, n, x.data(), values.data(), gradients.data()})
+              .ok());
       DeviceBuffer<float> in(x), device_values(n), device_gradients(n);
       const LossFunctionArgs args = {function, n, in.data(), device_values.data(),
                                      device_gradients.data()};
-      ASSERT_TRUE(LaunchLossFunction(args, AnyStream()).ok());
+      ASSERT_TRUE(Run(args, AnyStream()).ok());
       EXPECT_TRUE(SameNumbers(device_values.CopyOut(), values)) << static_cast<int>(function);
       EXPECT_TRUE(SameNumbers(device_gradients.CopyOut(), gradients)) << static_cast<int>(function);
     }

@@ -10,7 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/cuda/rows/gradients.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/embedding.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/ops/swiglu.h"
 #include "tests/kernels/cuda/gradient_case.h"
 
 namespace isobit::cuda {
@@ -33,8 +37,8 @@ class GradientsTest : public testing_support::GradientTest {
     DeviceBuffer<Bf16> device_x(x, Offset(sizeof(Bf16)));
     DeviceBuffer<float> out(columns, Offset(sizeof(float)));
     const ColumnSumsArgs args = {device_x.data(), ldx, columns, packs, out.data()};
-    Workspace workspace(ColumnSumsWorkspaceBytes(args));
-    EXPECT_TRUE(LaunchColumnSums(args, workspace.data(), AnyStream()).ok());
+    const Workspace workspace;
+    EXPECT_TRUE(Run(args, workspace.On(AnyStream())).ok());
     EXPECT_TRUE(out.GuardsIntact() && workspace.GuardsIntact());
     return out.CopyOut();
   }
@@ -50,7 +54,7 @@ TEST_F(GradientsTest, ColumnSums) {
     SCOPED_TRACE(absl::StrCat("case ", cases, ": ", rows, " x ", columns, ", ", packs.size() - 1));
     const std::vector<Bf16> x = operands_.Bf16s(rows * ldx, Chance(4));
     std::vector<float> expected(static_cast<size_t>(columns));
-    ASSERT_TRUE(oracle_.ColumnSums({x.data(), ldx, columns, packs, expected.data()}).ok());
+    ASSERT_TRUE(oracle_.Run(ColumnSumsArgs{x.data(), ldx, columns, packs, expected.data()}).ok());
     EXPECT_TRUE(SameNumbers(RunColumnSums(x, ldx, columns, packs), expected));
   }
   std::printf("ColumnSums: %d cases\n", cases);
@@ -96,7 +100,7 @@ TEST_F(GradientsTest, NumberOfPacks) {
   const std::vector<int64_t> three = {0, 1, 2, 3};
   std::vector<int64_t> many(129);
   for (const std::vector<int64_t>& packs : {three, many, {}}) {
-    EXPECT_EQ(LaunchColumnSums({.columns = 8, .packs = packs}, nullptr, {stream_}).code(),
+    EXPECT_EQ(Run(ColumnSumsArgs{.columns = 8, .packs = packs}, {stream_}).code(),
               absl::StatusCode::kInvalidArgument);
   }
 }
@@ -137,8 +141,8 @@ class NormGradientTest : public GradientsTest {
     args.dy = dy.data();
     args.dx = dx.data();
     args.dw = dw.data();
-    Workspace workspace(RmsNormGradientWorkspaceBytes(args));
-    EXPECT_TRUE(LaunchRmsNormGradient(args, workspace.data(), AnyStream()).ok());
+    const Workspace workspace;
+    EXPECT_TRUE(Run(args, workspace.On(AnyStream())).ok());
     EXPECT_TRUE(dx.GuardsIntact() && dw.GuardsIntact() && workspace.GuardsIntact());
     c->dx = dx.CopyOut();
     c->dw = dw.CopyOut();
@@ -166,7 +170,7 @@ TEST_F(NormGradientTest, RandomCases) {
     }
     SCOPED_TRACE(
         absl::StrCat("case ", cases, ": ", rows, " x ", columns, ", ", c.packs.size() - 1));
-    ASSERT_TRUE(oracle_.RmsNormGradient(c.Args()).ok());
+    ASSERT_TRUE(oracle_.Run(c.Args()).ok());
     const std::vector<Bf16> dx = c.dx;
     const std::vector<float> dw = c.dw;
     Run(&c);
@@ -231,12 +235,12 @@ TEST_F(GradientsTest, SwiGluGradient) {
     const std::vector<Bf16> ds = operands_.Bf16s(rows * columns, Chance(4));
     std::vector<Bf16> expected(gate_up.size());
     SwiGluGradientArgs args = {gate_up.data(), ds.data(), rows, columns, expected.data()};
-    ASSERT_TRUE(oracle_.SwiGluGradient(args).ok());
+    ASSERT_TRUE(oracle_.Run(args).ok());
     DeviceBuffer<Bf16> device_gate_up(gate_up, Offset(sizeof(Bf16)));
     DeviceBuffer<Bf16> device_ds(ds, Offset(sizeof(Bf16)));
     DeviceBuffer<Bf16> out(rows * 2 * columns, Offset(sizeof(Bf16)));
     args = {device_gate_up.data(), device_ds.data(), rows, columns, out.data()};
-    ASSERT_TRUE(LaunchSwiGluGradient(args, AnyStream()).ok());
+    ASSERT_TRUE(Run(args, AnyStream()).ok());
     EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
     EXPECT_TRUE(out.GuardsIntact());
   }
@@ -258,12 +262,12 @@ TEST_F(GradientsTest, SwiGluGradientOfEveryGate) {
   }
   std::vector<Bf16> expected(gate_up.size());
   SwiGluGradientArgs args = {gate_up.data(), ds.data(), kRows, kGates, expected.data()};
-  ASSERT_TRUE(oracle_.SwiGluGradient(args).ok());
+  ASSERT_TRUE(oracle_.Run(args).ok());
   DeviceBuffer<Bf16> device_gate_up(gate_up);
   DeviceBuffer<Bf16> device_ds(ds);
   DeviceBuffer<Bf16> out(static_cast<int64_t>(gate_up.size()));
   args = {device_gate_up.data(), device_ds.data(), kRows, kGates, out.data()};
-  ASSERT_TRUE(LaunchSwiGluGradient(args, {stream_}).ok());
+  ASSERT_TRUE(Run(args, {stream_}).ok());
   EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
   int unequal = 0;
   for (size_t g = 0; g < kGates; ++g) {
@@ -340,7 +344,7 @@ class EmbeddingGradientTest : public GradientsTest {
     args.table = {ids.data(), starts.data(), rows.data(), args.table.num_ids};
     args.head_sums = c.head_sums.empty() ? nullptr : head_sums.data();
     args.dtable = out.data();
-    EXPECT_TRUE(LaunchEmbeddingGradient(args, AnyStream()).ok());
+    EXPECT_TRUE(Run(args, AnyStream()).ok());
     EXPECT_TRUE(out.GuardsIntact());
     return out.CopyOut();
   }
@@ -357,7 +361,7 @@ TEST_F(EmbeddingGradientTest, RandomCases) {
     std::vector<float> expected(static_cast<size_t>(vocab * hidden), -7.0f);
     EmbeddingGradientArgs args = c.Args(hidden);
     args.dtable = expected.data();
-    ASSERT_TRUE(oracle_.EmbeddingGradient(args).ok());
+    ASSERT_TRUE(oracle_.Run(args).ok());
     EXPECT_TRUE(SameNumbers(Run(c, hidden, vocab, -7.0f), expected));
   }
   std::printf("EmbeddingGradient: %d cases\n", cases);

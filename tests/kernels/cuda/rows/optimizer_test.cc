@@ -1,6 +1,7 @@
 // The sums of losses and squares, and AdamW, on a GPU against the oracle, bit for bit. Each with a
 // control that shows that another order or expression would be found.
-#include "kernels/cuda/rows/optimizer.h"
+
+#include "kernels/ops/optimizer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/gradients.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/losses.h"
 #include "tests/kernels/cuda/gradient_case.h"
 
 namespace isobit::cuda {
@@ -38,8 +41,8 @@ class OptimizerTest : public testing_support::GradientTest {
     DeviceBuffer<float> in(x, Offset(sizeof(float)));
     DeviceBuffer<float> out(1);
     const TreeSumArgs args = {in.data(), in.size(), out.data()};
-    Workspace workspace(TreeSumWorkspaceBytes(args));
-    EXPECT_TRUE(LaunchTreeSum(args, workspace.data(), AnyStream()).ok());
+    const Workspace workspace;
+    EXPECT_TRUE(Run(args, workspace.On(AnyStream())).ok());
     EXPECT_TRUE(out.GuardsIntact() && workspace.GuardsIntact());
     return out.CopyOut()[0];
   }
@@ -47,15 +50,15 @@ class OptimizerTest : public testing_support::GradientTest {
     DeviceBuffer<double> in(x, Offset(sizeof(double)));
     DeviceBuffer<double> out(1);
     const TreeSum64Args args = {in.data(), in.size(), out.data()};
-    Workspace workspace(TreeSum64WorkspaceBytes(args));
-    EXPECT_TRUE(LaunchTreeSum64(args, workspace.data(), AnyStream()).ok());
+    const Workspace workspace;
+    EXPECT_TRUE(Run(args, workspace.On(AnyStream())).ok());
     EXPECT_TRUE(out.GuardsIntact() && workspace.GuardsIntact());
     return out.CopyOut()[0];
   }
   std::vector<double> SquareSums(const std::vector<float>& x, int64_t rows, int64_t columns) {
     DeviceBuffer<float> in(x, Offset(sizeof(float)));
     DeviceBuffer<double> out(rows);
-    EXPECT_TRUE(LaunchSquareSums({in.data(), rows, columns, out.data()}, AnyStream()).ok());
+    EXPECT_TRUE(Run(SquareSumsArgs{in.data(), rows, columns, out.data()}, AnyStream()).ok());
     EXPECT_TRUE(out.GuardsIntact());
     return out.CopyOut();
   }
@@ -74,12 +77,12 @@ TEST_F(OptimizerTest, TreesOfEverySize) {
     std::vector<float> x = operands_.Floats(n, false);
     if (Chance(4)) std::fill(x.begin(), x.end(), -0.0f);  // the padding is +0
     std::vector<float> sum(1);
-    ASSERT_TRUE(oracle_.TreeSum({x.data(), n, sum.data()}).ok());
+    ASSERT_TRUE(oracle_.Run(TreeSumArgs{x.data(), n, sum.data()}).ok());
     EXPECT_TRUE(SameNumbers(std::vector<float>{Tree(x)}, sum));
     std::vector<double> x64 = Doubles(n);
     if (Chance(4)) std::fill(x64.begin(), x64.end(), -0.0);
     std::vector<double> sum64(1);
-    ASSERT_TRUE(oracle_.TreeSum64({x64.data(), n, sum64.data()}).ok());
+    ASSERT_TRUE(oracle_.Run(TreeSum64Args{x64.data(), n, sum64.data()}).ok());
     EXPECT_TRUE(SameNumbers(std::vector<double>{Tree(x64)}, sum64));
     if (HasFailure()) break;
   }
@@ -100,12 +103,13 @@ TEST_F(OptimizerTest, SumsOfSequences) {
     std::vector<float> x = operands_.Floats(bounds.back(), Chance(8));
     if (Chance(4)) std::fill(x.begin(), x.end(), -0.0f);  // the padding is +0
     std::vector<float> sums(static_cast<size_t>(sequences));
-    ASSERT_TRUE(oracle_.SequenceSums({x.data(), bounds.data(), sequences, sums.data()}).ok());
+    ASSERT_TRUE(
+        oracle_.Run(SequenceSumsArgs{x.data(), bounds.data(), sequences, sums.data()}).ok());
     DeviceBuffer<float> in(x, Offset(sizeof(float)));
     DeviceBuffer<int32_t> device_bounds(bounds);
     DeviceBuffer<float> out(sequences);
     const SequenceSumsArgs args = {in.data(), device_bounds.data(), sequences, out.data()};
-    ASSERT_TRUE(LaunchSequenceSums(args, AnyStream()).ok());
+    ASSERT_TRUE(Run(args, AnyStream()).ok());
     EXPECT_TRUE(out.GuardsIntact());
     EXPECT_TRUE(SameNumbers(out.CopyOut(), sums));
   }
@@ -119,7 +123,7 @@ TEST_F(OptimizerTest, SquareSums) {
     SCOPED_TRACE(absl::StrCat("case ", cases, ": ", rows, " x ", columns));
     const std::vector<float> x = operands_.Floats(rows * columns, Chance(8));
     std::vector<double> expected(static_cast<size_t>(rows));
-    ASSERT_TRUE(oracle_.SquareSums({x.data(), rows, columns, expected.data()}).ok());
+    ASSERT_TRUE(oracle_.Run(SquareSumsArgs{x.data(), rows, columns, expected.data()}).ok());
     EXPECT_TRUE(SameNumbers(SquareSums(x, rows, columns), expected));
   }
   std::printf("SquareSums: %d cases\n", cases);
@@ -162,16 +166,16 @@ TEST_F(OptimizerTest, Dither) {
                                                                 : Below(int64_t{1} << 40)),
                        .out = other.data()};
     ++args.step;
-    ASSERT_TRUE(oracle_.Dither(args).ok());
+    ASSERT_TRUE(oracle_.Run(args).ok());
     --args.step;
     args.out = out.data();
-    ASSERT_TRUE(oracle_.Dither(args).ok());
+    ASSERT_TRUE(oracle_.Run(args).ok());
     DeviceBuffer<float> device_x(x, Offset(sizeof(float)));
     DeviceBuffer<Bf16> device_out(count, Offset(sizeof(Bf16)));
     DitherArgs device = args;
     device.x = device_x.data();
     device.out = device_out.data();
-    ASSERT_TRUE(LaunchDither(device, AnyStream()).ok());
+    ASSERT_TRUE(Run(device, AnyStream()).ok());
     SCOPED_TRACE(absl::StrCat("case ", cases, ": ", count, " from ", args.first));
     EXPECT_TRUE(SameBits(View(device_out.CopyOut()), View(out)));
     EXPECT_TRUE(device_out.GuardsIntact());
@@ -230,8 +234,8 @@ TEST_F(OptimizerTest, AdamW) {
     device.gradient = device_g.data();
     device.working = Chance(4) ? nullptr : device_working.data();
     for (int step = 0; step < 2; ++step) {
-      ASSERT_TRUE(oracle_.AdamW(args).ok());
-      ASSERT_TRUE(LaunchAdamW(device, AnyStream()).ok());
+      ASSERT_TRUE(oracle_.Run(args).ok());
+      ASSERT_TRUE(Run(device, AnyStream()).ok());
     }
     SCOPED_TRACE(absl::StrCat("case ", cases, ": ", count, ", offset ", offset));
     EXPECT_TRUE(SameNumbers(device_p.CopyOut(), p));

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/row_functions.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/sequences.h"
 #include "tests/kernels/cuda/row_case.h"
@@ -134,7 +135,7 @@ TEST_F(QkvTest, Qkv) {
                            .page_size = page_size,
                            .kv_heads = kv_heads,
                            .head_dim = d}};
-    ASSERT_TRUE(cpu_->Qkv(args).ok());
+    ASSERT_TRUE(cpu_->Run(args).ok());
     poisoned += std::count(expected_k.begin(), expected_k.end(), contract::kPoisonedKey) >= d;
     // The GPU leaves k, v and the gaps between rows as they are.
     for (int64_t r = 0; r < rows; ++r) {
@@ -154,7 +155,7 @@ TEST_F(QkvTest, Qkv) {
       device_qkv.CopyIn(qkv);
       k.Poison();
       v.Poison();
-      ASSERT_TRUE(LaunchQkv(args, AnyStream()).ok());
+      ASSERT_TRUE(Run(args, AnyStream()).ok());
       EXPECT_TRUE(SameBits(View(device_qkv.CopyOut()), View(expected))) << "q";
       EXPECT_TRUE(SameBits(View(k.CopyOut()), View(expected_k))) << "k";
       EXPECT_TRUE(SameBits(View(v.CopyOut()), View(expected_v))) << "v";
@@ -302,11 +303,11 @@ TEST_F(ChainTest, DependentLaunchesStreamsAndReplays) {
            v.data(),
            out.data()},
           tables.data(), {.host = sequences.host},
-          [&](const EmbeddingArgs& a) { return cpu_->Embedding(a); },
-          [&](const ReduceArgs& a) { return cpu_->Reduce(a); },
-          [&](const RmsNormArgs& a) { return cpu_->RmsNorm(a); },
-          [&](const QkvArgs& a) { return cpu_->Qkv(a); },
-          [&](const SwiGluArgs& a) { return cpu_->SwiGlu(a); });
+          [&](const EmbeddingArgs& a) { return cpu_->Run(a); },
+          [&](const ReduceArgs& a) { return cpu_->Run(a); },
+          [&](const RmsNormArgs& a) { return cpu_->Run(a); },
+          [&](const QkvArgs& a) { return cpu_->Run(a); },
+          [&](const SwiGluArgs& a) { return cpu_->Run(a); });
       expected.insert(expected.end(), {residual, k, v, out});
       chains.push_back(std::make_unique<Chain>(ids, table, partials, weight));
     }
@@ -326,11 +327,11 @@ TEST_F(ChainTest, DependentLaunchesStreamsAndReplays) {
            b.v.data(),
            b.out.data()},
           device_tables.data(), {.host = {}, .device = &sequences.device},
-          [&](const EmbeddingArgs& a) { return LaunchEmbedding(a, stream); },
-          [&](const ReduceArgs& a) { return LaunchReduce(a, stream); },
-          [&](const RmsNormArgs& a) { return LaunchRmsNorm(a, stream); },
-          [&](const QkvArgs& a) { return LaunchQkv(a, stream); },
-          [&](const SwiGluArgs& a) { return LaunchSwiGlu(a, stream); });
+          [&](const EmbeddingArgs& a) { return Run(a, stream); },
+          [&](const ReduceArgs& a) { return Run(a, stream); },
+          [&](const RmsNormArgs& a) { return Run(a, stream); },
+          [&](const QkvArgs& a) { return Run(a, stream); },
+          [&](const SwiGluArgs& a) { return Run(a, stream); });
     };
     const auto poison = [](Chain& b) {
       for (DeviceBuffer<Bf16>* buffer : {&b.residual, &b.normed, &b.k, &b.v, &b.out}) {

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/swiglu.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/vanilla/hop_reduce.h"
 #include "tests/kernels/cuda/row_case.h"
@@ -54,8 +55,8 @@ TEST_F(RowKernelsTest, SwiGluOfEveryGate) {
   DeviceBuffer<Bf16> in(gate_up);
   DeviceBuffer<Bf16> out(kGates * kRows);
   ASSERT_TRUE(
-      LaunchSwiGlu({.gate_up = in.data(), .out = out.data(), .rows = kRows, .columns = kGates},
-                   {stream_})
+      Run(SwiGluArgs{.gate_up = in.data(), .out = out.data(), .rows = kRows, .columns = kGates},
+          {stream_})
           .ok());
   EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
 }
@@ -69,16 +70,16 @@ TEST_F(RowKernelsTest, SwiGlu) {
     SCOPED_TRACE(absl::StrCat("case ", cases, ": ", rows, " x ", columns));
     const std::vector<Bf16> gate_up = operands_.Bf16s(rows * 2 * columns, Chance(4));
     std::vector<Bf16> expected(static_cast<size_t>(rows * columns));
-    ASSERT_TRUE(cpu_->SwiGlu({.gate_up = gate_up.data(),
-                              .out = expected.data(),
-                              .rows = rows,
-                              .columns = columns})
+    ASSERT_TRUE(cpu_->Run(SwiGluArgs{.gate_up = gate_up.data(),
+                                     .out = expected.data(),
+                                     .rows = rows,
+                                     .columns = columns})
                     .ok());
     DeviceBuffer<Bf16> in(gate_up, Offset(sizeof(Bf16)));
     DeviceBuffer<Bf16> out(rows * columns, Offset(sizeof(Bf16)));
     ASSERT_TRUE(
-        LaunchSwiGlu({.gate_up = in.data(), .out = out.data(), .rows = rows, .columns = columns},
-                     AnyStream())
+        Run(SwiGluArgs{.gate_up = in.data(), .out = out.data(), .rows = rows, .columns = columns},
+            AnyStream())
             .ok());
     EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
     EXPECT_TRUE(out.GuardsIntact());
@@ -102,14 +103,14 @@ TEST_F(RowKernelsTest, Embedding) {
                           .table = table.data(),
                           .hidden = hidden,
                           .out = expected.data()};
-    ASSERT_TRUE(cpu_->Embedding(args).ok());
+    ASSERT_TRUE(cpu_->Run(args).ok());
     DeviceBuffer<int32_t> device_ids(ids);
     DeviceBuffer<Bf16> device_table(table, Offset(sizeof(Bf16)));
     DeviceBuffer<Bf16> out(rows * hidden, Offset(sizeof(Bf16)));
     args.ids = device_ids.data();
     args.table = device_table.data();
     args.out = out.data();
-    ASSERT_TRUE(LaunchEmbedding(args, AnyStream()).ok());
+    ASSERT_TRUE(Run(args, AnyStream()).ok());
     EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
     EXPECT_TRUE(out.GuardsIntact());
   }
@@ -140,7 +141,7 @@ TEST_F(RowKernelsTest, RmsNorm) {
                         .rows = rows,
                         .hidden = hidden,
                         .eps = Chance(8) ? 0.0f : 1e-6f};
-    ASSERT_TRUE(cpu_->RmsNorm(args).ok());
+    ASSERT_TRUE(cpu_->Run(args).ok());
 
     DeviceBuffer<Bf16> device_residual(residual, Offset(sizeof(Bf16)));
     DeviceBuffer<float> device_sum(sum, Offset(sizeof(float)));
@@ -155,7 +156,7 @@ TEST_F(RowKernelsTest, RmsNorm) {
     for (int repeat = 0; repeat < (cases % 16 == 0 ? 3 : 1); ++repeat) {
       device_residual.CopyIn(residual);
       out.Poison();
-      ASSERT_TRUE(LaunchRmsNorm(args, AnyStream()).ok());
+      ASSERT_TRUE(Run(args, AnyStream()).ok());
       EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
       EXPECT_TRUE(SameBits(View(device_residual.CopyOut()), View(expected_residual)));
     }
@@ -177,13 +178,13 @@ TEST_F(RowKernelsTest, AWrongOrderOfRmsNormsSumShows) {
   DeviceBuffer<Bf16> residual(x);
   DeviceBuffer<Bf16> device_weight(weight);
   DeviceBuffer<Bf16> out(kRows * kHidden);
-  ASSERT_TRUE(LaunchRmsNorm({.residual = residual.data(),
-                             .weight = device_weight.data(),
-                             .out = out.data(),
-                             .rows = kRows,
-                             .hidden = kHidden,
-                             .eps = 1e-6f},
-                            {stream_})
+  ASSERT_TRUE(Run(RmsNormArgs{.residual = residual.data(),
+                              .weight = device_weight.data(),
+                              .out = out.data(),
+                              .rows = kRows,
+                              .hidden = kHidden,
+                              .eps = 1e-6f},
+                  {stream_})
                   .ok());
   const std::vector<Bf16> actual = out.CopyOut();
   for (int64_t r = 0; r < kRows; ++r) {
@@ -216,8 +217,8 @@ testing::AssertionResult SameSums(std::vector<float> actual, std::vector<float> 
 TEST_F(RowKernelsTest, Reduce) {
   constexpr NumericsMode kModes[] = {NumericsMode::kTree, NumericsMode::kBatchInvariant,
                                      NumericsMode::kVanilla};
-  std::vector<std::unique_ptr<Ops>> cpu;
-  for (const NumericsMode mode : kModes) cpu.push_back(MakeCpuOps({.mode = mode}));
+  std::vector<std::unique_ptr<Backend>> cpu;
+  for (const NumericsMode mode : kModes) cpu.push_back(MakeCpuBackend({.mode = mode}));
   int cases = 0;
   int ring_differs = 0;
   for (; cases < Scaled(2000) && !HasFailure(); ++cases) {
@@ -249,19 +250,19 @@ TEST_F(RowKernelsTest, Reduce) {
                        .end = end,
                        .count = count,
                        .out = expected.data()};
-    ASSERT_TRUE(cpu[mode]->Reduce(args).ok());
+    ASSERT_TRUE(cpu[mode]->Run(args).ok());
     if (mode == 2 && ranks > 1) {
       std::vector<float> other(expected.size());
       ReduceArgs from_first = args;
       from_first.out = other.data();
-      ASSERT_TRUE(cpu[1]->Reduce(from_first).ok());
+      ASSERT_TRUE(cpu[1]->Run(from_first).ok());
       ring_differs +=
           std::equal(expected.begin() + begin, expected.begin() + end, other.begin() + begin) ? 0
                                                                                               : 1;
     }
     args.partials = device.data();
     args.out = out.data();
-    ASSERT_TRUE((mode == 0 ? LaunchReduce(args, AnyStream())
+    ASSERT_TRUE((mode == 0 ? Run(args, AnyStream())
                            : LaunchHopReduce(args, /*ring=*/mode == 2, AnyStream()))
                     .ok());
     EXPECT_TRUE(SameSums(out.CopyOut(), expected));
@@ -274,7 +275,7 @@ TEST_F(RowKernelsTest, Reduce) {
 
 TEST_F(RowKernelsTest, ReduceRefusesThreeRanks) {
   const float* partials[3] = {};
-  EXPECT_EQ(LaunchReduce({.partials = partials, .num_ranks = 3}, {stream_}).code(),
+  EXPECT_EQ(Run(ReduceArgs{.partials = partials, .num_ranks = 3}, {stream_}).code(),
             absl::StatusCode::kInvalidArgument);
 }
 

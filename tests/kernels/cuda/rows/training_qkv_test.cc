@@ -7,7 +7,8 @@
 #include "gtest/gtest.h"
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/cuda/rows/gradients.h"
+#include "kernels/cuda/device/ops.h"
+#include "kernels/ops/qkv.h"
 #include "tests/kernels/cuda/gradient_case.h"
 
 namespace isobit::cuda {
@@ -126,7 +127,7 @@ class TrainingQkvTest : public testing_support::GradientTest {
     forward.q = q.data();
     forward.k = k.data();
     forward.v = v.data();
-    EXPECT_TRUE(LaunchTrainingQkv(forward, AnyStream()).ok());
+    EXPECT_TRUE(Run(forward, AnyStream()).ok());
     if (!c.has_norms) forward.qkv = nullptr;  // not read
     const QkvGradientArgs backward = {.forward = forward,
                                       .dq = dq.data(),
@@ -136,8 +137,8 @@ class TrainingQkvTest : public testing_support::GradientTest {
                                       .dqkv = dqkv.data(),
                                       .dq_norm = c.has_norms ? dq_norm.data() : nullptr,
                                       .dk_norm = c.has_norms ? dk_norm.data() : nullptr};
-    Workspace workspace(QkvGradientWorkspaceBytes(backward));
-    EXPECT_TRUE(LaunchQkvGradient(backward, workspace.data(), AnyStream()).ok());
+    const Workspace workspace;
+    EXPECT_TRUE(Run(backward, workspace.On(AnyStream())).ok());
     c.q = q.CopyOut();
     c.k = k.CopyOut();
     c.v = v.CopyOut();
@@ -157,8 +158,8 @@ TEST_F(TrainingQkvTest, RandomCases) {
     SCOPED_TRACE(absl::StrCat("case ", cases, ": ", c.rows, " rows, heads ", c.heads, " and ",
                               c.kv_heads, " x ", c.head_dim, ", ", c.packs.size() - 1, " packs",
                               c.has_norms ? ", norms" : ""));
-    ASSERT_TRUE(oracle_.TrainingQkv(c.Forward()).ok());
-    ASSERT_TRUE(oracle_.QkvGradient(c.Backward()).ok());
+    ASSERT_TRUE(oracle_.Run(c.Forward()).ok());
+    ASSERT_TRUE(oracle_.Run(c.Backward()).ok());
     const HeadsCase actual = OnGpu(c);
     EXPECT_TRUE(SameBits(View(actual.q), View(c.q)));
     EXPECT_TRUE(SameBits(View(actual.k), View(c.k)));
