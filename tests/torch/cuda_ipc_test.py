@@ -23,7 +23,7 @@ from isobit.errors import AbortedError, FailedPreconditionError, InvalidArgument
 from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
-weights = importlib.import_module("isobit.torch_weights")
+weights = importlib.import_module("isobit.torch_weights.update")
 if os.environ.get("ISOBIT_TORCH_LIBRARY"):
     importlib.import_module("isobit.torch")  # the digest by the operator
 

@@ -29,8 +29,8 @@ from isobit.errors import (
 from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
-weights = importlib.import_module("isobit.torch_weights")
-senders = importlib.import_module("isobit.torch_senders")
+weights = importlib.import_module("isobit.torch_weights.update")
+senders = importlib.import_module("isobit.torch_weights.senders")
 if os.environ.get("ISOBIT_TORCH_LIBRARY"):
     importlib.import_module("isobit.torch")  # the digest by the operator
 

@@ -28,7 +28,7 @@ from isobit.launch import Setting, run_model_tool
 from isobit.weights import HeldWeights, digest_of
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
-weights = importlib.import_module("isobit.torch_weights")
+weights = importlib.import_module("isobit.torch_weights.update")
 
 PROMPT = [1, 2, 3]
 

@@ -35,7 +35,7 @@ from isobit.weight_digest import (
 from isobit.weights import HeldBlock, HeldWeights, WeightSpec, checkpoint_name
 
 if TYPE_CHECKING:
-    from isobit.torch_senders import WeightsUpdateGroup
+    from isobit.torch_weights.senders import WeightsUpdateGroup
 
 _STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 # Words that are mixed at the same time. Each needs four intermediate results of 8 bytes.

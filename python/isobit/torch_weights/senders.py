@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from isobit import nccl
-from isobit.torch_weights import (
+from isobit.torch_weights.update import (
     LocalPart,
     _parameters,
     _sent_dtype,
