@@ -88,7 +88,7 @@ def train(rank: int, devices: list[int], model: Path, target: str, arguments, fo
     from transformers import AutoConfig, AutoModelForCausalLM
 
     import isobit.torch as it
-    from isobit.torch_weights.update import told_by_all
+    from isobit.torch_weights.ranks import told_by_all
 
     torch.cuda.set_device(devices[rank])
     config, dtype = AutoConfig.from_pretrained(model), getattr(torch, arguments.trainer_dtype)

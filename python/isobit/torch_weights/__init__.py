@@ -7,8 +7,11 @@ the digest of weights from their shards.
 It needs torch, but not the operators of isobit.torch: it can send the weights of any trainer.
 """
 
+from isobit.torch_weights.digest import model_digest
+from isobit.torch_weights.held import held_weights
+from isobit.torch_weights.parameters import named_weights
 from isobit.torch_weights.senders import WeightsUpdateGroup, init_weights_update_group
-from isobit.torch_weights.update import held_weights, model_digest, named_weights, update_weights
+from isobit.torch_weights.update import update_weights
 
 __all__ = [
     "WeightsUpdateGroup",
