@@ -143,6 +143,7 @@ lint-changed: build build/.lint  ## Runs clang-tidy over what the last commits c
 
 format: $(VENV)/.format  ## Formats C++ and Python
 	@$(VENV)/bin/clang-format -i $(SOURCES)
+	$(RUN) isobit_tools.sync_clients
 	$(RUN) ruff format --quiet --config python/pyproject.toml python tests deploy
 	$(RUN) ruff check --quiet --fix --config python/pyproject.toml python tests deploy
 

@@ -23,7 +23,7 @@ def path(name: str) -> Path:
       BinaryNotFoundError: none of these has the binary; or isobit_cuda has it, and a library that it needs is
         missing.
     """
-    places = _places()
+    places = _candidates()
     for _, folder in places:
         if os.access(found := folder / name, os.X_OK) and found.is_file():
             if is_cuda(found):
@@ -56,7 +56,7 @@ def gpu_is_there() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def _places() -> list[tuple[str, Path]]:
+def _candidates() -> list[tuple[str, Path]]:
     if given := os.environ.get("ISOBIT_BIN_DIR"):
         return [("ISOBIT_BIN_DIR", Path(given).resolve())]
     places = [("the package isobit", _PACKAGE / "bin")]

@@ -221,15 +221,15 @@ class SampleAssembly:
     """Turns the responses of one Generate call into its Chunks and, at the end of each sample, the Sample."""
 
     def __init__(self):
-        self._parts: dict[int, list[TokenLogprobs]] = {}
+        self._chunks: dict[int, list[TokenLogprobs]] = {}
 
     def events(self, response: rollout_pb2.GenerateResponse) -> Iterator[Chunk | Sample]:
         if response.HasField("chunk"):
             tokens = TokenLogprobs.from_proto(response.chunk.tokens)
-            self._parts.setdefault(response.chunk.index, []).append(tokens)
+            self._chunks.setdefault(response.chunk.index, []).append(tokens)
             yield Chunk(response.request_id, response.chunk.index, tokens)
         elif response.HasField("complete"):
-            yield _whole_sample(response, self._parts.pop(response.complete.index, []))
+            yield _whole_sample(response, self._chunks.pop(response.complete.index, []))
 
 
 def _whole_sample(response: rollout_pb2.GenerateResponse, parts: list[TokenLogprobs]) -> Sample:

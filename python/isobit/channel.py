@@ -17,7 +17,7 @@ from isobit.health import HealthCheckRequest, HealthStub
 from isobit.retry import pause_s, retried
 from isobit.timeouts import Deadline, checked_timeout
 
-_Response = TypeVar("_Response")
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -107,11 +107,12 @@ class ServiceClient(Client):
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _unary(self, call: Callable[..., _Response], request, timeout: float | None) -> _Response:
+    def _unary(self, method: str, request, timeout: float | None):
         """Returns the response to `request`. An iterator of requests is sent only once, without a second
         try."""
+        call = getattr(self._stub, method)
 
-        def once(left: float | None) -> _Response:
+        def once(left: float | None):
             with self._connection(left) as left:
                 return call(request, timeout=left)
 
@@ -119,15 +120,15 @@ class ServiceClient(Client):
             return retried(once, timeout, self._pause)
         return once(timeout)
 
-    def _upload(
-        self, call: grpc.StreamUnaryMultiCallable, requests: Iterable, timeout: float | None, accepted: str
-    ):
-        """Returns the response to `requests`, which are made on the caller's thread, a few ahead of what was
-        sent. The second request is made once the service has accepted the first one by initial metadata with
-        the key `accepted`. A request None means that there is nothing to send yet."""
+    def _upload(self, method: str, requests: Iterable, timeout: float | None, accepted: str | None = None):
+        """Returns the response to `requests`. With a metadata key `accepted`, they are made on the caller's
+        thread, a few ahead of what was sent; the second one once the service has accepted the first one by
+        initial metadata with this key. There a request None means that there is nothing to send yet."""
+        if accepted is None:
+            return self._unary(method, iter(requests), timeout)
         with self._connection(timeout) as left:
             queue = Queue(maxsize=4)
-            response = call.future(iter(queue.get, None), timeout=left)
+            response = getattr(self._stub, method).future(iter(queue.get, None), timeout=left)
             has_accepted = False
             try:
                 for request in requests:
@@ -152,14 +153,15 @@ class ServiceClient(Client):
 
     def _stream(
         self,
-        call: Callable[..., Iterator[_Response]],
+        method: str,
         request,
         timeout: float | None,
-        convert: Callable[[_Response], Iterable[_Result]],
+        convert: Callable[..., Iterable[_Item]],
         waits: bool = True,
-    ) -> Iterator[_Result]:
+    ) -> Iterator[_Item]:
         """Yields what `convert` makes of each response. Closing the iterator early cancels the call. waits:
         try again after a refusal that says when to; False raises every refusal."""
+        call = getattr(self._stub, method)
         return self._responses(call, request, checked_timeout(timeout), convert, waits)
 
     def _responses(self, call, request, timeout: float | None, convert, waits: bool) -> Iterator[Any]:
@@ -181,6 +183,10 @@ class ServiceClient(Client):
                     raise
                 seconds = pause_s(error, deadline)
             self._pause(seconds)
+
+    def _whole(self, items: Iterable[_Item], assemble: Callable[[Iterable[_Item]], _Result]) -> _Result:
+        """Returns what `assemble` makes of all items of a stream."""
+        return assemble(items)
 
     def _at_once(self, kind: type, work: Callable[[Any], Coroutine[Any, Any, _Result]]) -> _Result:
         """Returns the result of `work`, which gets an asyncio client with the same arguments as this

@@ -1,9 +1,10 @@
+# Made from aio/client.py by isobit_tools.sync_clients: change that, then run `make format`.
 """Typed synchronous clients of rollout and scorer: token ids in, NumPy arrays out.
 
     with RolloutClient("localhost:7001") as rollout, ScorerClient("localhost:7002") as scorer:
         rollout.wait_until_serving()
-        sample = rollout.generate(prompt_ids, max_tokens=64, seed=1)[0]
-        score = scorer.score([(prompt_ids, sample.tokens.token_ids)])[0]
+        (sample,) = rollout.generate(prompt_ids, max_tokens=64, seed=1)
+        (score,) = scorer.score([(prompt_ids, sample.tokens.token_ids)])
         assert (sample.tokens.logprobs.view("u4") == score.tokens.logprobs.view("u4")).all()
 
 A failed call raises a class of isobit.errors. `timeout` is in seconds, and ends the call on the server, too;
@@ -13,7 +14,8 @@ None or infinity: no limit. Calls that control a service return messages of isob
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Unpack, overload
 
-from isobit import aio, calls
+from isobit import calls
+from isobit.batches import generate_batch
 from isobit.calls import (
     CONTROL_TIMEOUT_S,
     Determinism,
@@ -61,7 +63,7 @@ class _ModelServiceClient(ServiceClient):
           AbortedError: another update is in progress.
         """
         request = calls.update_weights_request(model_path, weight_version, expected_digest, in_flight)
-        return self._unary(self._stub.UpdateWeights, request, timeout)
+        return self._unary("UpdateWeights", request, timeout)
 
     def update_weights_from_stream(
         self,
@@ -90,7 +92,7 @@ class _ModelServiceClient(ServiceClient):
           FailedPreconditionError: the service received weights of another digest.
         """
         chunks = calls.weight_chunks(tensors, weight_version, expected_digest, in_flight)
-        return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout, calls.WEIGHTS_ACCEPTED)
+        return self._upload("UpdateWeightsFromStream", chunks, timeout, calls.WEIGHTS_ACCEPTED)
 
     def update_weights_from_tensor(
         self,
@@ -117,7 +119,7 @@ class _ModelServiceClient(ServiceClient):
           Others as for update_weights_from_stream.
         """
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight)
-        return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout, calls.WEIGHTS_ACCEPTED)
+        return self._upload("UpdateWeightsFromStream", chunks, timeout, calls.WEIGHTS_ACCEPTED)
 
     def update_weights_from_distributed(
         self,
@@ -146,7 +148,7 @@ class _ModelServiceClient(ServiceClient):
           Others as for update_weights_from_stream.
         """
         chunks = calls.held_weight_chunks(weights, weight_version, expected_digest, in_flight, has_sent)
-        return self._upload(self._stub.UpdateWeightsFromStream, chunks, timeout, calls.WEIGHTS_ACCEPTED)
+        return self._upload("UpdateWeightsFromStream", chunks, timeout, calls.WEIGHTS_ACCEPTED)
 
     def probe(
         self,
@@ -165,11 +167,11 @@ class _ModelServiceClient(ServiceClient):
           row: also return the values of this row of `site`.
           timeout: in seconds; None: no limit.
         """
-        return self._unary(self._stub.Probe, calls.probe_request(token_ids, site, row), timeout)
+        return self._unary("Probe", calls.probe_request(token_ids, site, row), timeout)
 
     def get_server_info(self, timeout: float | None = CONTROL_TIMEOUT_S):
         """RolloutServerInfo or ScorerServerInfo: model, numerics, weights and limits."""
-        return self._unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)
+        return self._unary("GetServerInfo", types_pb2.GetServerInfoRequest(), timeout)
 
 
 class RolloutClient(_ModelServiceClient, WeightTransferCalls):
@@ -214,8 +216,9 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
 
         Args:
           prompt_token_ids: one row of integers.
-          stream: True returns an iterator that yields each Chunk as it comes, and each whole Sample when it
-            ends. The request is sent when the first item is requested; closing the iterator cancels it.
+          stream: True returns an iterator that yields each Chunk as it comes, and each whole
+            Sample when it ends. The request is sent when the first item is requested; closing the iterator
+            cancels it.
           request_id: the request's name, for abort(); if empty, the server chooses one.
           logprob_mode: "processed": logprobs of the distribution that the tokens were drawn from; "raw": of
             the model's own.
@@ -254,8 +257,8 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
             chunk_interval_ms,
             sampling,
         )
-        events = self._stream(self._stub.Generate, request, timeout, calls.SampleAssembly().events)
-        return events if stream else calls.samples_in_order(request, events)
+        events = self._stream("Generate", request, timeout, calls.SampleAssembly().events)
+        return events if stream else self._whole(events, lambda found: calls.samples_in_order(request, found))
 
     def generate_batch(
         self,
@@ -281,41 +284,39 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
         Raises:
           IsobitError: the first request that failed. The requests that are still in flight are cancelled.
         """
-
-        def all_of(batches: aio.RolloutClient):
-            return batches.generate_batch(
-                prompts,
-                max_concurrency=max_concurrency,
-                logprob_mode=logprob_mode,
-                timeout_ms=timeout_ms,
-                timeout=timeout,
-                **sampling,
-            )
-
-        return self._at_once(aio.RolloutClient, all_of)
+        return generate_batch(
+            self,
+            prompts,
+            max_concurrency,
+            timeout,
+            logprob_mode=logprob_mode,
+            timeout_ms=timeout_ms,
+            **sampling,
+        )
 
     def abort(self, request_ids: str | Sequence[str], timeout: float | None = CONTROL_TIMEOUT_S) -> list[str]:
         """Ends requests early; each returns the tokens it has. Returns the ids of those that were in
         flight."""
-        request = calls.abort_request(request_ids)
-        return list(self._unary(self._stub.Abort, request, timeout).request_ids)
+        response = self._unary("Abort", calls.abort_request(request_ids), timeout)
+        return list(response.request_ids)
 
     def abort_all(self, timeout: float | None = CONTROL_TIMEOUT_S) -> list[str]:
         """Ends every request in flight; returns their ids."""
-        return list(self._unary(self._stub.Abort, rollout_pb2.AbortRequest(all=True), timeout).request_ids)
+        response = self._unary("Abort", rollout_pb2.AbortRequest(all=True), timeout)
+        return list(response.request_ids)
 
     def pause_generation(
         self, mode: PauseMode = "abort", timeout: float | None = None
     ) -> rollout_pb2.PauseGenerationResponse:
         """Stops generation, and returns once no step runs. `mode`: "abort" ends requests in flight, "wait"
         lets them finish first, "keep" keeps them until continue_generation."""
-        return self._unary(self._stub.PauseGeneration, calls.pause_request(mode), timeout)
+        return self._unary("PauseGeneration", calls.pause_request(mode), timeout)
 
     def continue_generation(
         self, timeout: float | None = CONTROL_TIMEOUT_S
     ) -> rollout_pb2.ContinueGenerationResponse:
         """Ends a pause. It is not an error if generation is not paused."""
-        return self._unary(self._stub.ContinueGeneration, rollout_pb2.ContinueGenerationRequest(), timeout)
+        return self._unary("ContinueGeneration", rollout_pb2.ContinueGenerationRequest(), timeout)
 
     def sleep(
         self, level: SleepLevel = "kv_cache", mode: PauseMode = "abort", timeout: float | None = None
@@ -323,7 +324,7 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
         """Stops generation as pause_generation does, then frees memory: that of the KV cache (level
         "kv_cache"), or also that of the weights ("kv_cache_and_weights"). Requests kept by the mode "keep"
         are computed again after wake_up, with the same bits."""
-        return self._unary(self._stub.Sleep, calls.sleep_request(level, mode), timeout)
+        return self._unary("Sleep", calls.sleep_request(level, mode), timeout)
 
     def wake_up(self, timeout: float | None = None) -> rollout_pb2.WakeUpResponse:
         """Allocates the memory again and continues. If sleep() freed the weights and no update has brought
@@ -333,11 +334,11 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
           ResourceExhaustedError: the memory is not available; the rollout stays asleep.
           FailedPreconditionError: there are no new weights, and the last ones did not come from a directory.
         """
-        return self._unary(self._stub.WakeUp, rollout_pb2.WakeUpRequest(), timeout)
+        return self._unary("WakeUp", rollout_pb2.WakeUpRequest(), timeout)
 
     def get_load(self, timeout: float | None = CONTROL_TIMEOUT_S) -> rollout_pb2.GetLoadResponse:
         """How full the queues and the KV cache are, and how many prompt tokens were already computed."""
-        return self._unary(self._stub.GetLoad, rollout_pb2.GetLoadRequest(), timeout)
+        return self._unary("GetLoad", rollout_pb2.GetLoadRequest(), timeout)
 
 
 class ScorerClient(_ModelServiceClient):
@@ -377,7 +378,8 @@ class ScorerClient(_ModelServiceClient):
 
         Args:
           sequences: pairs of prompt and completion token ids.
-          stream: True returns an iterator that yields each Score as soon as it is ready, in any order.
+          stream: True returns an iterator that yields each Score as soon as it is ready, in any
+            order.
           logprob_mode: "processed": logprobs of the distribution that the parameters give; "raw": of the
             model's own.
           prompt_logprobs: also scores the prompt tokens, except the first.
@@ -398,6 +400,6 @@ class ScorerClient(_ModelServiceClient):
             sequences, logprob_mode, prompt_logprobs, entropy, weight_version, sampling
         )
         scores = self._stream(
-            self._stub.Score, request, timeout, lambda response: calls.score_events(request, response)
+            "Score", request, timeout, lambda response: calls.score_events(request, response)
         )
-        return scores if stream else calls.scores_in_order(request, scores)
+        return scores if stream else self._whole(scores, lambda found: calls.scores_in_order(request, found))

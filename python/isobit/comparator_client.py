@@ -1,8 +1,10 @@
+# Made from aio/comparator_client.py by isobit_tools.sync_clients: change that, then run `make format`.
 """Typed synchronous client of the comparator: prompts, or the logprobs of both sides, in; gaps and summaries
 out.
 
     with ComparatorClient("localhost:7003") as comparator:
-        assert comparator.compare([prompt_ids], max_tokens=64).summary.verdict == "equal"
+        comparison = comparator.compare([prompt_ids], max_tokens=64)
+        assert comparison.summary.verdict == "equal"
 
 Errors and timeouts are as in isobit.client.
 """
@@ -22,6 +24,8 @@ from isobit.channel import ServiceClient
 from isobit.results import CompareSummary, Comparison, Sample, Score, WatchUpdate
 from isobit.sampling import LogprobMode, SamplingOptions
 from isobit.v1 import comparator_pb2, comparator_pb2_grpc, types_pb2
+
+_Pair = tuple[Sample, Score]
 
 
 class ComparatorClient(ServiceClient):
@@ -61,8 +65,8 @@ class ComparatorClient(ServiceClient):
 
         Args:
           prompts: rows of token ids.
-          stream: True returns an iterator that yields gaps and reports as they become known, and the summary
-            last.
+          stream: True returns an iterator that yields gaps and reports as they become known, and
+            the summary last.
           logprob_mode: "processed" or "raw", for both sides.
           gap_detail: for which tokens the gaps are returned: "all", "unequal" or "none".
           allow_weight_mismatch: compares even if the weights of the two sides differ.
@@ -71,7 +75,7 @@ class ComparatorClient(ServiceClient):
           **sampling: passed to both services; see SamplingOptions.
 
         Returns:
-          The comparison, or the iterator.
+          The comparison; or the iterator.
 
         Raises:
           FailedPreconditionError: the two sides cannot be compared, since their arithmetic or weights differ.
@@ -79,19 +83,19 @@ class ComparatorClient(ServiceClient):
         request = calls.compare_request(
             prompts, logprob_mode, gap_detail, allow_weight_mismatch, max_concurrency, sampling
         )
-        events = self._stream(self._stub.Compare, request, timeout, calls.compare_events)
-        return events if stream else calls.whole_comparison(events)
+        events = self._stream("Compare", request, timeout, calls.compare_events)
+        return events if stream else self._whole(events, calls.whole_comparison)
 
     def record(
         self,
-        pairs: Iterable[tuple[Sample, Score]],
+        pairs: Iterable[_Pair],
         *,
         allow_weight_mismatch: bool = False,
         timeout: float | None = None,
     ) -> CompareSummary:
         """Compares logprobs that the caller already has from both sides."""
-        requests = (calls.record_request(pair, allow_weight_mismatch) for pair in pairs)
-        return CompareSummary.from_proto(self._unary(self._stub.Record, requests, timeout))
+        requests = map(lambda pair: calls.record_request(pair, allow_weight_mismatch), pairs)
+        return CompareSummary.from_proto(self._upload("Record", requests, timeout))
 
     def watch(
         self,
@@ -103,7 +107,7 @@ class ComparatorClient(ServiceClient):
         """Yields rolling summaries of everything that the comparator has compared, until the iterator is
         closed."""
         request = calls.watch_request(interval_ms, window_sequences)
-        return self._stream(self._stub.Watch, request, timeout, calls.watch_events, waits=False)
+        return self._stream("Watch", request, timeout, calls.watch_events, waits=False)
 
     def localise(
         self,
@@ -127,10 +131,10 @@ class ComparatorClient(ServiceClient):
           ResourceExhaustedError: the comparator is busy localising for another caller.
         """
         request = calls.localise_request(prompt, completion, rollout, scorer)
-        return self._unary(self._stub.Localise, request, timeout)
+        return self._unary("Localise", request, timeout)
 
     def get_server_info(
         self, timeout: float | None = CONTROL_TIMEOUT_S
     ) -> comparator_pb2.ComparatorServerInfo:
         """Describes the comparator and the two services behind it."""
-        return self._unary(self._stub.GetServerInfo, types_pb2.GetServerInfoRequest(), timeout)
+        return self._unary("GetServerInfo", types_pb2.GetServerInfoRequest(), timeout)

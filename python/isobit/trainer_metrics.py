@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-PARTS = ("sample", "train", "compare", "sync")  # the parts of a step
+TIMED = ("sample", "train", "compare", "sync")  # what is timed of a step
 # The same buckets as in the services (common/metrics/metrics.cc).
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600)
 
@@ -42,7 +42,7 @@ class TrainerMetrics:
         self._reward = gauge("reward_mean", "Mean reward of the last step's samples.")
         self._staleness = gauge("staleness_mean", "Mean staleness of the last step's tokens, in steps.")
         self._seconds = counter("step_seconds", "Time of the steps, by part.", "part")
-        for part in PARTS:
+        for part in TIMED:
             self._seconds.labels(part)
         self._sync = Histogram(
             "isobit_trainer_weight_sync_seconds",
@@ -106,13 +106,13 @@ class TrainerMetrics:
             step: its number, from 1.
             reward: the mean over its samples.
             staleness: the mean over its tokens, in optimizer steps.
-            seconds: the time of its parts, by names in PARTS.
+            seconds: the time of its parts, by names in TIMED.
 
         Raises:
             ValueError: an unknown part.
         """
-        if unknown := set(seconds) - set(PARTS):
-            raise ValueError(f"seconds: expected parts of {PARTS}, got {sorted(unknown)}")
+        if unknown := set(seconds) - set(TIMED):
+            raise ValueError(f"seconds: expected parts of {TIMED}, got {sorted(unknown)}")
         self._step.set(step)
         self._reward.set(reward)
         self._staleness.set(staleness)

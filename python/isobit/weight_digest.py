@@ -61,6 +61,16 @@ def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
     return (math.prod(shape), 1) if len(shape) < 2 else (math.prod(shape[:-1]), shape[-1])
 
 
+def check_columns(first_column: int, width: int, columns: int) -> None:
+    """Raises ValueError if `width` columns from `first_column` on, of rows of `columns` values, are not whole
+    words."""
+    if first_column % WORD_VALUES or (width % WORD_VALUES and first_column + width != columns):
+        raise ValueError(
+            f"columns {first_column} to {first_column + width} of {columns}: expected multiples of"
+            f" {WORD_VALUES}, or the end of the row"
+        )
+
+
 def block_sums(block: np.ndarray, columns: int, first_row: int = 0, first_column: int = 0) -> np.ndarray:
     """Returns the sums of one block of a tensor. The sums of disjoint blocks can be added, modulo 2^64.
 
@@ -77,11 +87,7 @@ def block_sums(block: np.ndarray, columns: int, first_row: int = 0, first_column
       ValueError: first_column or the width is not a multiple of 4.
     """
     rows, width = block.shape
-    if first_column % WORD_VALUES or (width % WORD_VALUES and first_column + width != columns):
-        raise ValueError(
-            f"columns {first_column} to {first_column + width} of {columns}: expected multiples of"
-            f" {WORD_VALUES}, or the end of the row"
-        )
+    check_columns(first_column, width, columns)
     sums = np.zeros(2, np.uint64)
     if block.size == 0:
         return sums

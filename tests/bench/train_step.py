@@ -46,8 +46,8 @@ SHAPES = {
 }  # fmt: skip
 QUICK = {"shape": "tiny", "layers": 2, "sequences": 4, "tokens": 32, "lanes": 4, "steps": 1, "warm_up": 0}
 BLOCK_ROWS = 2048
-# Which part of a step a GPU kernel belongs to, by its name.
-PARTS = {
+# What a GPU kernel does in a step, by its name.
+KINDS = {
     "matrix products": r"gemm|nvjet|cutlass|xmma|Linear|InputGradient|WeightGradient|Product",
     "attention": r"[Aa]ttention|flash|fmha|KeyGradient|QueryGradient|StoredGradient|Prefill",
     "between GPUs": r"nccl|AllReduce",
@@ -145,9 +145,9 @@ def shares(step, ids: torch.Tensor, longest: int) -> dict[str, float]:
     for event in events[:longest]:
         print(f"{event.self_device_time_total / 1e3:9.2f} ms {event.count:6}  {event.key[:150]}")
     for event in events:
-        part = next((part for part, names in PARTS.items() if re.search(names, event.key)), "rows and copies")
-        found[part] += event.self_device_time_total / 1e3
-    return {part: round(ms, 1) for part, ms in sorted(found.items(), key=lambda item: -item[1])}
+        kind = next((kind for kind, names in KINDS.items() if re.search(names, event.key)), "rows and copies")
+        found[kind] += event.self_device_time_total / 1e3
+    return {kind: round(ms, 1) for kind, ms in sorted(found.items(), key=lambda item: -item[1])}
 
 
 def measure(

@@ -27,7 +27,7 @@ from isobit.weights import digest_of
 from isobit_tools.bf16_files import bf16_tensors
 
 QUICK = {"tp_size": 2, "rounds": 2}
-PARTS = ("update", "stage", "switch", "first token")
+TIMED = ("update", "stage", "switch", "first token")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def timed(client: RolloutClient, update: Callable) -> dict[str, float]:
     first = time.monotonic() - start
     if sample.weight_version.id != response.current.id:
         raise ValueError(f"a token of {sample.weight_version}, expected {response.current}")
-    return dict(zip(PARTS, (updated, response.stage_micros * 1e-6, response.switch_micros * 1e-6, first),
+    return dict(zip(TIMED, (updated, response.stage_micros * 1e-6, response.switch_micros * 1e-6, first),
                     strict=True))  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def train(rank: int, devices: list[int], model: Path, target: str, arguments, fo
     from transformers import AutoConfig, AutoModelForCausalLM
 
     import isobit.torch as it
-    from isobit.torch_weights import told_by_all
+    from isobit.torch_weights.ranks import told_by_all
 
     torch.cuda.set_device(devices[rank])
     config, dtype = AutoConfig.from_pretrained(model), getattr(torch, arguments.trainer_dtype)
@@ -140,7 +140,7 @@ def train(rank: int, devices: list[int], model: Path, target: str, arguments, fo
                 digest,
             ):
                 raise ValueError(f"a token of {sample.weight_version}, expected those that were sent")
-            rounds.append(dict(zip(("digest, alone", *PARTS), seconds, strict=True)))
+            rounds.append(dict(zip(("digest, alone", *TIMED), seconds, strict=True)))
     if rank == 0:
         torch.save(rounds, Path(folder) / "rounds.pt")
     if len(devices) > 1:
@@ -207,10 +207,10 @@ def streamed(experiment: Experiment) -> None:
     experiment.result = {"bytes": size, "ways": rows}
     experiment.screen.line(f"\n{size * 1e-6:.0f} MB, seconds, median of {arguments.rounds}\n")
     cells = [
-        (row["way"], *(f"{statistics.median(r[part] for r in row['rounds']):.2f}" for part in PARTS))
+        (row["way"], *(f"{statistics.median(r[part] for r in row['rounds']):.2f}" for part in TIMED))
         for row in rows
     ]
-    experiment.screen.table(("", *PARTS), cells)
+    experiment.screen.table(("", *TIMED), cells)
 
 
 if __name__ == "__main__":

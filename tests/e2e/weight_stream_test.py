@@ -139,7 +139,7 @@ class WeightStreamTest(ServiceTest):
             both = list(held_weight_chunks(held, None, "", None))
             both[0].begin.nccl.num_senders = 1
             with self.assertRaisesRegex(InvalidArgumentError, "expected cuda_ipc or nccl, got both"):
-                client._upload(client._stub.UpdateWeightsFromStream, both, 20, WEIGHTS_ACCEPTED)
+                client._upload("UpdateWeightsFromStream", both, 20, WEIGHTS_ACCEPTED)
             self.assertEqual(witness(), old)
             client.update_weights_from_stream(self.tensors)
             self.assertNotEqual(witness(), old)

@@ -8,7 +8,7 @@ import subprocess
 import unittest
 from pathlib import Path
 
-from isobit.trainer_metrics import PARTS, TrainerMetrics
+from isobit.trainer_metrics import TIMED, TrainerMetrics
 from isobit_tools.testing import http_get, metric_values
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -39,7 +39,7 @@ class TrainerMetricsTest(unittest.TestCase):
 
     def test_the_page(self):
         self.metrics.add_comparison(**EQUAL)
-        self.metrics.add_step(1, reward=0.25, staleness=0.0, seconds=dict.fromkeys(PARTS, 0.5))
+        self.metrics.add_step(1, reward=0.25, staleness=0.0, seconds=dict.fromkeys(TIMED, 0.5))
         text = self.page()
         promtool = shutil.which("promtool")
         self.assertIsNotNone(promtool, "Debian's package prometheus has promtool; `make deps` installs it")
@@ -87,7 +87,7 @@ class TrainerMetricsTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, r"expected parts of .*, got \['think'\]"):
             self.metrics.add_step(1, reward=0.0, staleness=0.0, seconds={"think": 1.0})
         parts = set(re.findall(r'part="(\w+)"', self.page()))
-        self.assertEqual(parts, set(PARTS))
+        self.assertEqual(parts, set(TIMED))
 
 
 if __name__ == "__main__":

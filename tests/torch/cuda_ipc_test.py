@@ -24,6 +24,7 @@ from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 weights = importlib.import_module("isobit.torch_weights")
+parameters = importlib.import_module("isobit.torch_weights.parameters")
 if os.environ.get("ISOBIT_TORCH_LIBRARY"):
     importlib.import_module("isobit.torch")  # the digest by the operator
 
@@ -53,7 +54,7 @@ def sharded(model: nn.Module, world: int, rank: int) -> nn.Module:
 def send_shards(rank: int, world: int, directory: Path, target: str) -> str:
     model = sharded(stir(load(directory)), world, rank)
     named = [(name.replace("/", "."), p.detach()) for name, p in model.named_parameters()]
-    weights._parameters = lambda _: named
+    parameters.of_model = lambda _: named
     digest = weights.model_digest(model)
     with RolloutClient(target) as client:
         weights.update_weights(model, client, transport="cuda_ipc")

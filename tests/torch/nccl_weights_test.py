@@ -30,7 +30,8 @@ from isobit.launch import Setting, run_model_tool
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 weights = importlib.import_module("isobit.torch_weights")
-senders = importlib.import_module("isobit.torch_senders")
+parameters = importlib.import_module("isobit.torch_weights.parameters")
+senders = importlib.import_module("isobit.torch_weights.senders")
 if os.environ.get("ISOBIT_TORCH_LIBRARY"):
     importlib.import_module("isobit.torch")  # the digest by the operator
 
@@ -48,7 +49,7 @@ def as_host(number: int) -> None:
 def named_shards(rank: int, world: int, directory: Path):
     model = sharded(stir(load(directory)), world, rank)
     named = [(name.replace("/", "."), p.detach()) for name, p in model.named_parameters()]
-    weights._parameters = senders._parameters = lambda _: named
+    parameters.of_model = lambda _: named
     return model
 
 
@@ -79,19 +80,19 @@ def refused_shards(rank: int, world: int, directory: Path, target: str) -> list[
     works."""
     as_host(1 + rank)
     model = named_shards(rank, world, directory)
-    whole = weights._parameters
+    whole = parameters.of_model
     found = []
     with RolloutClient(target) as client:
         group = senders.init_weights_update_group(client)
         if rank == 1:
-            senders._parameters = lambda _: [(name, p.to_local().cpu()) for name, p in whole(None)]
+            parameters.of_model = lambda _: [(name, p.to_local().cpu()) for name, p in whole(None)]
         for digest in (None, "0123", None):
             try:
                 weights.update_weights(model, client, transport="nccl", group=group, expected_digest=digest)
                 found.append("updated")
             except (ValueError, FailedPreconditionError) as error:
                 found.append(str(error))
-            senders._parameters = whole
+            parameters.of_model = whole
     return found
 
 

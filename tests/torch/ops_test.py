@@ -5,14 +5,19 @@ on packs' places, on blocks or on passes, here and in training_test.py."""
 import math
 import unittest
 from collections.abc import Callable
+from unittest import mock
 
+import numpy as np
 import torch
 from support import same_bits
-from torch import Tensor
+from torch import Tensor, nn
 from torch.library import opcheck
 
-from isobit.torch import Batch
+from isobit import weight_digest
+from isobit.torch import Batch, model_digest
 from isobit.torch import functional as F
+from isobit.torch_weights import digest
+from isobit.weights import digest_of
 
 BF16 = torch.bfloat16
 ROWS, HIDDEN, HEADS, KV_HEADS, DIM, VOCAB = 37, 40, 4, 2, 16, 53
@@ -179,6 +184,27 @@ class OperatorsTest(unittest.TestCase):
         opcheck(torch.ops.isobit.adamw.default, (*state, torch.randn(9).to(BF16), [0.1] * 8))
         opcheck(torch.ops.isobit.dither.default, (torch.zeros(9).to(BF16), state[0], 3, 1, 5))
         self.assertEqual(len(checked), 12)
+
+    def test_weight_sums_are_those_of_numpy(self):
+        generator = np.random.default_rng(1)
+        for rows, columns in ((1, 1), (7, 1), (3, 5), (4, 8), (5, 70001), (900, 12), (3, 40000)):
+            bits = generator.integers(0, 1 << 16, (rows, columns), dtype=np.uint16)
+            for first_row, first_column in ((0, 0), (2, columns // 8 * 4)):
+                with self.subTest(rows=rows, columns=columns, first_row=first_row):
+                    block = bits[:, first_column:].copy()
+                    expected = weight_digest.block_sums(block, columns, first_row, first_column)
+                    values = torch.from_numpy(block).view(BF16)
+                    *sums, _ = torch.ops.isobit.weight_sums(values, columns, first_row, first_column).tolist()
+                    self.assertEqual([value % 2**64 for value in sums], expected.tolist())
+
+    def test_the_digest_of_a_model_is_that_of_numpy(self):
+        for dtype in (torch.float32, BF16, torch.float16):
+            model = nn.Sequential(nn.Linear(12, 5), nn.Linear(5, 3, bias=False)).to(dtype)
+            with mock.patch.object(digest, "block_sums", side_effect=AssertionError("NumPy")):
+                by_operator = model_digest(model)
+            with mock.patch.object(digest, "_has_operator", lambda: False):
+                self.assertEqual(model_digest(model), by_operator)
+            self.assertEqual(digest_of(dict(model.named_parameters())), by_operator)
 
     def test_results_and_gradients_are_near_float64(self):
         for name in cases():

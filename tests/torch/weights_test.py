@@ -29,6 +29,9 @@ from isobit.weights import HeldWeights, digest_of
 from isobit_tools.testing import BIN_DIR, ServiceTest
 
 weights = importlib.import_module("isobit.torch_weights")
+parameters, ranks, updates = (
+    importlib.import_module(f"isobit.torch_weights.{name}") for name in ("parameters", "ranks", "update")
+)
 
 PROMPT = [1, 2, 3]
 
@@ -94,8 +97,8 @@ def tell(rank: int, world: int, folder: str) -> list[Any]:
             store = f"file://{folder}/{number}"
             dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
             for _ in range(2):
-                found.append((weights.told_by_all(rank), weights.told_by_first(f"by {rank}")))
-            found.append((weights._cpu_group() is not dist.group.WORLD, len(weights._cpu_groups)))
+                found.append((ranks.told_by_all(rank), ranks.told_by_first(f"by {rank}")))
+            found.append((ranks._cpu_group() is not dist.group.WORLD, len(ranks._cpu_groups)))
     return found
 
 
@@ -157,22 +160,11 @@ class WeightsTest(unittest.TestCase):
                     self.assertEqual(placed, whole)
                 self.assertGreater(len({whole for _, whole in pairs}), 5, "control")
 
-    def test_torch_has_the_sums_of_numpy(self):
-        random = np.random.default_rng(1)
-        for rows, columns in ((1, 1), (7, 1), (3, 5), (4, 8), (5, 70001), (900, 12), (3, 40000)):
-            bits = random.integers(0, 1 << 16, (rows, columns), dtype=np.uint16)
-            block = torch.from_numpy(bits).view(torch.bfloat16)
-            for first_row, first_column, width in ((0, 0, columns), (2, columns // 8 * 4, columns)):
-                part = bits[:, first_column:width], block[:, first_column:width]
-                expected = weight_digest.block_sums(part[0], columns, first_row, first_column)
-                sums = weights._block_sums(part[1], columns, first_row, first_column)
-                self.assertEqual([v % 2**64 for v in sums.tolist()], expected.tolist(), (rows, columns))
-
     def test_rounds_as_the_services_do(self):
         bits = np.random.default_rng(1).integers(0, 1 << 32, 100_000, dtype=np.uint32)
         bits[:1000] |= 0x7F800000  # NaN and infinity
         values = bits.view(np.float32)
-        rounded = weights._rounded(torch.from_numpy(values)).view(torch.uint16).numpy()
+        rounded = parameters.rounded(torch.from_numpy(values)).view(torch.uint16).numpy()
         self.assertEqual(rounded.tolist(), weight_digest.bf16_bits(values).tolist())
 
     def test_wrappers_leave_the_names_alone(self):
@@ -203,10 +195,10 @@ class SharedTest(unittest.TestCase):
 
         client = mock.Mock(update_weights_from_tensor=update_weights_from_tensor)
         with (
-            mock.patch.object(weights, "held_weights", lambda model: events.append("held")),
-            mock.patch.object(weights, "model_digest", lambda model: events.append("digest") or "0123"),
+            mock.patch.object(updates, "held_weights", lambda model: events.append("held")),
+            mock.patch.object(updates, "model_digest", lambda model: events.append("digest") or "0123"),
         ):
-            failure = weights._share(nn.Linear(1, 1), client, expected_digest, {})
+            failure = updates._share(nn.Linear(1, 1), client, expected_digest, {})
         return events, failure
 
     def test_the_service_reads_while_the_digest_is_computed(self):
@@ -221,7 +213,7 @@ class SharedTest(unittest.TestCase):
 
     def test_no_rank_computes_the_digest_of_refused_weights(self):
         told = self.enterContext(
-            mock.patch.object(weights, "told_by_first", mock.Mock(side_effect=lambda told: told))
+            mock.patch.object(updates, "told_by_first", mock.Mock(side_effect=lambda told: told))
         )
         error = ValueError("refused")
 

@@ -18,8 +18,7 @@ from isobit import ComparatorClient, RolloutClient, ScorerClient
 from isobit.errors import IsobitError
 from isobit.nccl import NcclError
 from isobit.results import Sample, Score, TokenLogprobs, WeightVersion
-from isobit.torch_senders import WeightsUpdateGroup, init_weights_update_group
-from isobit.torch_weights import model_digest, update_weights
+from isobit.torch_weights import WeightsUpdateGroup, init_weights_update_group, model_digest, update_weights
 from isobit.v1 import types_pb2
 
 

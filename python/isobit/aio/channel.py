@@ -53,6 +53,18 @@ async def in_threads(items: Iterable[_Item]) -> AsyncGenerator[_Item, None]:
         wanted.put(None)
 
 
+async def amap(
+    make: Callable[[_Item], _Result], items: Iterable[_Item] | AsyncIterable[_Item]
+) -> AsyncGenerator[_Result, None]:
+    """Yields what `make` makes of each item."""
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield make(item)
+    else:
+        for item in items:
+            yield make(item)
+
+
 def _settle(answer: asyncio.Future, result: Any, error: BaseException | None) -> None:
     if answer.done():  # no caller waits any more
         return

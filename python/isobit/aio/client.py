@@ -1,16 +1,22 @@
-"""Typed asyncio clients of rollout and scorer: isobit.client with coroutines and asynchronous iterators.
+"""Typed asyncio clients of rollout and scorer: token ids in, NumPy arrays out.
 
-isobit.client describes arguments, results and errors.
+    async with aio.RolloutClient("localhost:7001") as rollout, aio.ScorerClient("localhost:7002") as scorer:
+        await rollout.wait_until_serving()
+        (sample,) = await rollout.generate(prompt_ids, max_tokens=64, seed=1)
+        (score,) = await scorer.score([(prompt_ids, sample.tokens.token_ids)])
+        assert (sample.tokens.logprobs.view("u4") == score.tokens.logprobs.view("u4")).all()
+
+A failed call raises a class of isobit.errors. `timeout` is in seconds, and ends the call on the server, too;
+None or infinity: no limit. Calls that control a service return messages of isobit.v1.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from isobit import calls
+from isobit.aio.batches import generate_batch
 from isobit.aio.channel import ServiceClient, in_threads
 from isobit.aio.weight_transfer import WeightTransferCalls
-from isobit.arguments import UINT32, integer, token_rows
 from isobit.calls import (
     CONTROL_TIMEOUT_S,
     Determinism,
@@ -22,7 +28,6 @@ from isobit.calls import (
 )
 from isobit.results import Chunk, Sample, Score
 from isobit.sampling import LogprobMode, SamplingOptions
-from isobit.timeouts import Deadline
 from isobit.v1 import rollout_pb2, rollout_pb2_grpc, scorer_pb2_grpc, types_pb2
 from isobit.weights import DistributedWeights, HeldWeights, Weights
 
@@ -41,7 +46,7 @@ class _ModelServiceClient(ServiceClient):
     ) -> types_pb2.UpdateWeightsResponse:
         """Switches to the weights in a directory. After an error the old weights stay in use.
 
-        If the task is cancelled before the switch, the old weights stay in use, too.
+        Asyncio: if the task is cancelled before the switch, the old weights stay in use, too.
 
         Args:
           model_path: the directory, relative to the service's --model_root.
@@ -73,11 +78,12 @@ class _ModelServiceClient(ServiceClient):
         """Switches to weights that this call sends; no file is written. After an error the old weights stay
         in use.
 
+        Asyncio: the tensors are read in a thread, which may still read one after the call was cancelled.
+
         Args:
           tensors: a mapping or pairs of names (as in a checkpoint) and NumPy arrays or torch tensors; see
-            isobit.weights.Weights. They must not change until the call returns. They are read in a thread,
-            which may still read one after the call was cancelled. If reading them raises an exception, the
-            call ends and raises it.
+            isobit.weights.Weights. They must not change until the call returns. If reading them raises an
+            exception, the call ends and raises it.
           weight_version, in_flight: as for update_weights.
           expected_digest: the digest that the service must have received. None: the digest of the tensors,
             computed while they are sent. Empty skips the check.
@@ -105,11 +111,13 @@ class _ModelServiceClient(ServiceClient):
         """Switches to weights in the GPU memory of processes on the service's host (CUDA IPC). After an error
         the old weights stay in use.
 
+        Asyncio: a function `expected_digest` is called in a thread.
+
         Args:
           weights: where the weights are. They must not change or be freed until the call returns, and the GPU
             work that computes them must have ended before the call.
           weight_version, expected_digest, in_flight: as for update_weights. `expected_digest` may be a
-            function; it is called, in a thread, while the service reads the weights, and returns the digest.
+            function; it is called while the service reads the weights, and returns the digest.
           timeout: in seconds; None: no limit.
 
         Raises:
@@ -135,11 +143,13 @@ class _ModelServiceClient(ServiceClient):
         """Switches to weights that a trainer's processes send from GPU to GPU (NCCL) during this call.
         isobit.torch.update_weights makes this call, and sends. After an error the old weights stay in use.
 
+        Asyncio: `has_sent` is called in threads.
+
         Args:
           weights: which sender holds which part.
           weight_version, expected_digest, in_flight: as for update_weights.
-          has_sent: returns whether the senders in this process are done. It is called repeatedly, in threads;
-            if it raises an exception, the call ends and raises it.
+          has_sent: returns whether the senders in this process are done. It is called repeatedly; if it
+            raises an exception, the call ends and raises it.
           timeout: in seconds; None: no limit.
 
         Raises:
@@ -161,7 +171,15 @@ class _ModelServiceClient(ServiceClient):
         row: int | None = None,
         timeout: float | None = None,
     ) -> types_pb2.ProbeResponse:
-        """Like isobit.RolloutClient.probe, as a coroutine."""
+        """Asks the service to compute a sequence and to return a digest of each op's result. Needs the role
+        admin.
+
+        Args:
+          token_ids: prompt and completion, one row of integers.
+          site: (layer, ProbeOp): also return a digest of each row of this op's result.
+          row: also return the values of this row of `site`.
+          timeout: in seconds; None: no limit.
+        """
         return await self._unary("Probe", calls.probe_request(token_ids, site, row), timeout)
 
     async def get_server_info(self, timeout: float | None = CONTROL_TIMEOUT_S):
@@ -212,7 +230,8 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
         Args:
           prompt_token_ids: one row of integers.
           stream: True returns an asynchronous iterator that yields each Chunk as it comes, and each whole
-            Sample when it ends. The request is sent when the first item is requested; aclose() cancels it.
+            Sample when it ends. The request is sent when the first item is requested; closing the iterator
+            cancels it.
           request_id: the request's name, for abort(); if empty, the server chooses one.
           logprob_mode: "processed": logprobs of the distribution that the tokens were drawn from; "raw": of
             the model's own.
@@ -278,26 +297,15 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
         Raises:
           IsobitError: the first request that failed. The requests that are still in flight are cancelled.
         """
-        slots = asyncio.Semaphore(integer("max_concurrency", max_concurrency, (1, UINT32[1])))
-        rows = token_rows(prompts, "prompts", "generate takes a single prompt")
-        deadline = Deadline(timeout)
-
-        async def one(prompt: TokenIds) -> list[Sample]:
-            async with slots:
-                return await self.generate(
-                    prompt,
-                    logprob_mode=logprob_mode,
-                    timeout_ms=timeout_ms,
-                    timeout=deadline.left_s(),
-                    **sampling,
-                )
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(prompt)) for prompt in rows]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return await generate_batch(
+            self,
+            prompts,
+            max_concurrency,
+            timeout,
+            logprob_mode=logprob_mode,
+            timeout_ms=timeout_ms,
+            **sampling,
+        )
 
     async def abort(
         self, request_ids: str | Sequence[str], timeout: float | None = CONTROL_TIMEOUT_S

@@ -1,11 +1,18 @@
-"""Typed asyncio client of the comparator: isobit.comparator_client with coroutines and asynchronous
-iterators."""
+"""Typed asyncio client of the comparator: prompts, or the logprobs of both sides, in; gaps and summaries
+out.
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable, Sequence
+    async with aio.ComparatorClient("localhost:7003") as comparator:
+        comparison = await comparator.compare([prompt_ids], max_tokens=64)
+        assert comparison.summary.verdict == "equal"
+
+Errors and timeouts are as in isobit.aio.client.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from isobit import calls
-from isobit.aio.channel import ServiceClient
+from isobit.aio.channel import ServiceClient, amap
 from isobit.calls import (
     CONTROL_TIMEOUT_S,
     CompareEvent,
@@ -85,14 +92,12 @@ class ComparatorClient(ServiceClient):
         allow_weight_mismatch: bool = False,
         timeout: float | None = None,
     ) -> CompareSummary:
-        """Compares logprobs that the caller already has from both sides. If `pairs` raises an exception, the
-        call ends and raises it."""
+        """Compares logprobs that the caller already has from both sides.
 
-        async def requests() -> AsyncIterator[comparator_pb2.RecordRequest]:
-            async for pair in _each(pairs):
-                yield calls.record_request(pair, allow_weight_mismatch)
-
-        return CompareSummary.from_proto(await self._upload("Record", requests(), timeout))
+        Asyncio: if `pairs` raises an exception, the call ends and raises it.
+        """
+        requests = amap(lambda pair: calls.record_request(pair, allow_weight_mismatch), pairs)
+        return CompareSummary.from_proto(await self._upload("Record", requests, timeout))
 
     def watch(
         self,
@@ -135,12 +140,3 @@ class ComparatorClient(ServiceClient):
     ) -> comparator_pb2.ComparatorServerInfo:
         """Describes the comparator and the two services behind it."""
         return await self._unary("GetServerInfo", types_pb2.GetServerInfoRequest(), timeout)
-
-
-async def _each(pairs: Iterable[_Pair] | AsyncIterable[_Pair]) -> AsyncIterator[_Pair]:
-    if isinstance(pairs, AsyncIterable):
-        async for pair in pairs:
-            yield pair
-    else:
-        for pair in pairs:
-            yield pair

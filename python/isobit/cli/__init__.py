@@ -7,7 +7,7 @@ Exit status: 0: success; 1: a difference was found; 2: bad usage; 3: it cannot r
 import sys
 from collections.abc import Sequence
 
-FINE, DIFFERENT, BAD_USAGE, CANNOT_RUN = range(4)
+from isobit.cli.status import CANNOT_RUN, FINE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

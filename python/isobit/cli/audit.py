@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from isobit.cli.app import BadUsageError, Command
+from isobit.cli.command import BadUsageError, Command
 
 
 def audit(

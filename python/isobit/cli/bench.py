@@ -4,7 +4,7 @@ import os
 
 import typer
 
-from isobit.cli.app import Command
+from isobit.cli.command import Command
 
 
 class _Passed(Command):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from isobit.cli.app import BadUsageError, CannotRunError, Command
+from isobit.cli.command import BadUsageError, CannotRunError, Command
 
 
 def convert(

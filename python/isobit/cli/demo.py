@@ -4,8 +4,8 @@ from pathlib import Path
 
 import typer
 
-from isobit.cli import DIFFERENT, FINE
-from isobit.cli.app import BadUsageError, CannotRunError, Command
+from isobit.cli.command import BadUsageError, CannotRunError, Command
+from isobit.cli.status import DIFFERENT, FINE
 
 _MODEL = "models/smollm2-135m-instruct"  # where `make model` puts it
 _MODES = ["tree", "batch_invariant", "vanilla"]  # isobit.demo.MODES, without what it imports

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import typer
 
-from isobit.cli import DIFFERENT, FINE
-from isobit.cli.app import BadUsageError, Command
+from isobit.cli.command import BadUsageError, Command
+from isobit.cli.status import DIFFERENT, FINE
 
 
 def localise(

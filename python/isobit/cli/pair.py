@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from isobit.cli import DIFFERENT, FINE
-from isobit.cli.app import SERVICE_FLAGS, BadUsageError, Command
+from isobit.cli.command import SERVICE_FLAGS, BadUsageError, Command
 from isobit.cli.service_flags import ServiceFlags
+from isobit.cli.status import DIFFERENT, FINE
 
 if TYPE_CHECKING:
     from isobit.comparison import Found

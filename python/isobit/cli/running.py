@@ -15,7 +15,7 @@ from typing import Any
 
 from isobit import binaries
 from isobit.channel import ServiceClient
-from isobit.cli.app import BadUsageError, CannotRunError
+from isobit.cli.command import BadUsageError, CannotRunError
 from isobit.errors import DeadlineExceededError
 from isobit.launch import Service, Services, stop_signals_as_exit
 from isobit.screen import Progress, Screen

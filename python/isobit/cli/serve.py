@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from isobit.cli.app import SERVICE_FLAGS, BadUsageError, CannotRunError, Command
+from isobit.cli.command import SERVICE_FLAGS, BadUsageError, CannotRunError, Command
 from isobit.cli.service_flags import GATEWAY, ServiceFlags, command_of
 
 if TYPE_CHECKING:

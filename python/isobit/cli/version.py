@@ -6,7 +6,7 @@ import subprocess
 
 import typer
 
-from isobit.cli.app import Command
+from isobit.cli.command import Command
 
 _BINARIES = ("isobit-rollout", "isobit-scorer", "isobit-comparator", "isobit-model", "isobit-bench")
 

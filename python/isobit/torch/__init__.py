@@ -19,8 +19,14 @@ from isobit.torch.fsdp import TreeReduceScatter, fully_shard
 from isobit.torch.gradients import GradientSum, accumulate_slots, keep_fp32_gradients
 from isobit.torch.patch import logprobs, patch
 from isobit.torch.plan import Pass, Plan, plan
-from isobit.torch_senders import WeightsUpdateGroup, init_weights_update_group
-from isobit.torch_weights import held_weights, model_digest, named_weights, update_weights
+from isobit.torch_weights import (
+    WeightsUpdateGroup,
+    held_weights,
+    init_weights_update_group,
+    model_digest,
+    named_weights,
+    update_weights,
+)
 
 __all__ = [
     "AdamW",

@@ -15,19 +15,14 @@ from itertools import groupby
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from isobit import nccl
-from isobit.torch_weights import (
-    LocalPart,
-    _parameters,
-    _sent_dtype,
-    local_parts,
-    model_digest,
-    told_by_all,
-    told_by_first,
-)
+from isobit.torch_weights import parameters
+from isobit.torch_weights.digest import model_digest
+from isobit.torch_weights.parameters import sent_dtype
+from isobit.torch_weights.ranks import rank, told_by_all, told_by_first, world
+from isobit.torch_weights.slices import LocalSlice, local_slices
 from isobit.weights import DistributedWeights, HeldBlock, WeightSpec
 
 _REQUEST_WORDS = 6
@@ -45,7 +40,7 @@ def init_weights_update_group(client: Any = None) -> "WeightsUpdateGroup":
         IsobitError: on every rank, if the service's GetServerInfo failed on the first rank.
     """
     told: Any = None
-    if _rank() == 0:
+    if rank() == 0:
         try:
             # In a scorer, one rank receives and packs for all.
             told = getattr(client.get_server_info(), "tensor_parallel_size", 1)
@@ -81,19 +76,19 @@ class WeightsUpdateGroup:
         exception that this call raised, or None. If a rank raises an exception in the block, the sending
         ends."""
         has_joined = self._agree(model)
-        parameters = _parameters(model)
+        named = parameters.of_model(model)
         digest = model_digest(model) if expected_digest is None else expected_digest
         if not has_joined:
             self._senders = [
-                _Sender(group_id, _rank(), _world(), torch.cuda.current_device())
+                _Sender(group_id, rank(), world(), torch.cuda.current_device())
                 for group_id in self._group_ids
             ]
         for sender in self._senders:
-            sender.start(parameters, self._parts)
+            sender.start(named, self._slices)
         failure = None
         try:
-            if _rank() == 0:
-                failure = self._update(client, parameters, has_joined, digest, arguments)
+            if rank() == 0:
+                failure = self._update(client, named, has_joined, digest, arguments)
             yield failure
             for sender in self._senders:
                 sender.join()
@@ -106,14 +101,14 @@ class WeightsUpdateGroup:
         """Tells all ranks which rank holds what, and the groups' ids. Returns whether the groups are joined
         already."""
         try:
-            parameters = _parameters(model)
-            self._parts = local_parts(parameters)
+            named = parameters.of_model(model)
+            self._slices = local_slices(named)
             own: Any = [
-                HeldBlock(part.tensor, (part.first_row, part.values.shape[0]),
-                          (part.first_column, part.values.shape[1]), _rank(), 0, 0)
-                for part in self._parts
+                HeldBlock(held.tensor, (held.first_row, held.values.shape[0]),
+                          (held.first_column, held.values.shape[1]), rank(), 0, 0)
+                for held in self._slices
             ]  # fmt: skip
-            ids = [nccl.new_id() for _ in range(self._num_receivers)] if _rank() == 0 else []
+            ids = [nccl.new_id() for _ in range(self._num_receivers)] if rank() == 0 else []
         except Exception as error:
             own, ids = error, []
         together = told_by_all((own, ids, bool(self._senders)))
@@ -130,16 +125,16 @@ class WeightsUpdateGroup:
     def _update(
         self,
         client: Any,
-        parameters: list[tuple[str, Tensor]],
+        named: list[tuple[str, Tensor]],
         has_joined: bool,
         digest: str,
         arguments: dict,
     ) -> Exception | None:
         weights = DistributedWeights(
-            specs=[WeightSpec(name, _sent_dtype(name, p.dtype), tuple(p.shape)) for name, p in parameters],
+            specs=[WeightSpec(name, sent_dtype(name, p.dtype), tuple(p.shape)) for name, p in named],
             blocks=self._blocks,
             group_ids=self._group_ids,
-            num_senders=_world(),
+            num_senders=world(),
             has_joined=has_joined,
             nccl_version=nccl.version(),
         )
@@ -168,14 +163,14 @@ class _Sender:
         self._thread: threading.Thread | None = None
         self.failure: Exception | None = None  # the exception that stopped it
 
-    def start(self, parameters: list[tuple[str, Tensor]], parts: list[LocalPart]) -> None:
+    def start(self, named: list[tuple[str, Tensor]], slices: list[LocalSlice]) -> None:
         """Starts to send what is requested, once the GPU work so far has ended."""
-        dtypes = [_DTYPES[_sent_dtype(name, p.dtype)] for name, p in parameters]
+        dtypes = [_DTYPES[sent_dtype(name, p.dtype)] for name, p in named]
         # In the order in which the service numbers them.
-        sorted_by_name = sorted(range(len(parameters)), key=lambda i: parameters[i][0].encode())
-        own: dict[int, list[LocalPart]] = {}
-        for part in parts:
-            own.setdefault(part.tensor, []).append(part)
+        sorted_by_name = sorted(range(len(named)), key=lambda i: named[i][0].encode())
+        own: dict[int, list[LocalSlice]] = {}
+        for held in slices:
+            own.setdefault(held.tensor, []).append(held)
         self._stream.wait_stream(torch.cuda.current_stream())
         self._thread = threading.Thread(
             target=self._run,
@@ -200,7 +195,7 @@ class _Sender:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, tensors: list[tuple[torch.dtype, list[LocalPart]]]) -> None:
+    def _run(self, tensors: list[tuple[torch.dtype, list[LocalSlice]]]) -> None:
         try:
             torch.cuda.set_device(self._device)
             with torch.cuda.stream(self._stream), torch.no_grad():
@@ -209,7 +204,7 @@ class _Sender:
                     self._has_joined = True
                 for _, requests in groupby(self._requests(), key=lambda request: request[0]):
                     # Kept until NCCL has enqueued them. Only this stream reuses their memory.
-                    values = [_part_of(*tensors[tensor], *place) for _, tensor, *place in requests]
+                    values = [_slice_of(*tensors[tensor], *place) for _, tensor, *place in requests]
                     self._exchange("send", values)
                 self._wait()
         except Exception as error:
@@ -238,25 +233,17 @@ class _Sender:
         self._comm.wait_for(event.query)
 
 
-def _part_of(
-    dtype: torch.dtype, parts: list[LocalPart], first_row: int, rows: int, first_column: int, columns: int
+def _slice_of(
+    dtype: torch.dtype, slices: list[LocalSlice], first_row: int, rows: int, first_column: int, columns: int
 ) -> Tensor:
-    """Returns some rows and columns of a tensor, as they are sent. `parts`: what this rank holds of it."""
-    for part in parts:
-        row, column = first_row - part.first_row, first_column - part.first_column
+    """Returns some rows and columns of a tensor, as they are sent. `slices`: what this rank holds of it."""
+    for held in slices:
+        row, column = first_row - held.first_row, first_column - held.first_column
         if row < 0 or column < 0:
             continue
-        if row + rows <= part.values.shape[0] and column + columns <= part.values.shape[1]:
-            return part.values[row : row + rows, column : column + columns].to(dtype).contiguous()
+        if row + rows <= held.values.shape[0] and column + columns <= held.values.shape[1]:
+            return held.values[row : row + rows, column : column + columns].to(dtype).contiguous()
     raise ValueError(
         f"the service requests rows {first_row} to {first_row + rows} and columns {first_column} to"
         f" {first_column + columns} of a tensor, which this rank does not hold"
     )
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _world() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
