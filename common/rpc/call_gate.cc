@@ -23,9 +23,6 @@ namespace {
 
 constexpr char kAbort[] = "/isobit.v1.RolloutService/Abort";
 constexpr char kVllmAbort[] = "/vllm.grpc.engine.VllmEngine/Abort";
-// Every gRPC client sends this header. A call without it counts as one of the main port, where
-// fewer methods are allowed.
-constexpr char kMarkHeader[] = "user-agent";
 constexpr std::chrono::seconds kLookInterval(1);  // of looks at the access file
 
 // The access file's client that calls; an error says why it is none.
@@ -65,13 +62,6 @@ absl::Status WrongPort(absl::string_view what, Listener listener) {
       what, listener == Listener::kMain ? ": expected at the admin port" : ": not at this port"));
 }
 
-std::optional<absl::string_view> HeaderOf(const grpc::ServerContextBase& context,
-                                          const char* name) {
-  const auto found = context.client_metadata().find(name);
-  if (found == context.client_metadata().end()) return std::nullopt;
-  return absl::string_view(found->second.data(), found->second.size());
-}
-
 std::vector<std::string> CertificateNames(const grpc::ServerContextBase& context) {
   std::vector<std::string> names;
   const auto auth = context.auth_context();
@@ -89,8 +79,10 @@ std::vector<std::string> CertificateNames(const grpc::ServerContextBase& context
 // One call, from its headers to its end: gRPC makes it with the call and destroys it with it.
 class GatedCall final : public grpc::experimental::Interceptor {
  public:
-  GatedCall(std::shared_ptr<CallGate> gate, grpc::experimental::ServerRpcInfo* info)
+  GatedCall(std::shared_ptr<CallGate> gate, Listener listener,
+            grpc::experimental::ServerRpcInfo* info)
       : gate_(std::move(gate)),
+        listener_(listener),
         context_(*info->server_context()),
         method_(info->method()),
         is_audited_(IsAdminMethod(method_)) {}
@@ -99,7 +91,7 @@ class GatedCall final : public grpc::experimental::Interceptor {
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
     if (methods->QueryInterceptionHookPoint(Point::POST_RECV_INITIAL_METADATA)) {
-      gate_->Enter(context_, method_);
+      gate_->Enter(context_, method_, listener_);
     }
     if (methods->QueryInterceptionHookPoint(Point::POST_RECV_MESSAGE)) {
       Look(methods->GetRecvMessage());
@@ -156,6 +148,7 @@ class GatedCall final : public grpc::experimental::Interceptor {
   }
 
   const std::shared_ptr<CallGate> gate_;
+  const Listener listener_;
   grpc::ServerContextBase& context_;
   const std::string method_;
   bool is_audited_;
@@ -166,15 +159,17 @@ namespace {
 
 class GatedCalls final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  explicit GatedCalls(std::shared_ptr<CallGate> gate) : gate_(std::move(gate)) {}
+  GatedCalls(std::shared_ptr<CallGate> gate, Listener listener)
+      : gate_(std::move(gate)), listener_(listener) {}
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
-    return IsOpenToAll(info->method()) ? nullptr : new GatedCall(gate_, info);
+    return IsOpenToAll(info->method()) ? nullptr : new GatedCall(gate_, listener_, info);
   }
 
  private:
   const std::shared_ptr<CallGate> gate_;
+  const Listener listener_;
 };
 
 }  // namespace
@@ -210,18 +205,15 @@ void CallGate::EndRefusedCalls() {
   for (const auto& [call, refusal] : refused) EndCall(call, refusal);
 }
 
-std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CallGate::Interceptor() {
-  return std::make_unique<GatedCalls>(shared_from_this());
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> CallGate::InterceptorFor(
+    Listener listener) {
+  return std::make_unique<GatedCalls>(shared_from_this(), listener);
 }
 
 CallCheck CallGate::CheckFor(Listener listener) {
   return [gate = shared_from_this(), listener](const CallFacts& facts) {
     return gate->Check(listener, facts);
   };
-}
-
-std::string CallGate::HiddenHeaderOf(Listener listener) const {
-  return options_.has_admin_port && listener == Listener::kMain ? kMarkHeader : "";
 }
 
 absl::Status CallGate::Check(Listener listener, const CallFacts& facts) {
@@ -271,15 +263,17 @@ absl::Status CallGate::Judge(std::shared_ptr<const AccessList> list, Call& call)
   return call.refusal;
 }
 
-void CallGate::Enter(grpc::ServerContextBase& context, const std::string& method) {
+void CallGate::Enter(grpc::ServerContextBase& context, const std::string& method,
+                     Listener listener) {
   Call call;
   call.method = method;
   call.handle = OpenCallOf(context);
   call.client = isobit::ClientOf(context);
-  call.is_at_main_port = options_.has_admin_port && !HeaderOf(context, kMarkHeader);
+  call.is_at_main_port = options_.has_admin_port && listener == Listener::kMain;
   if (options_.access != nullptr) {
-    if (const auto header = HeaderOf(context, "authorization")) {
-      call.credentials.authorization.emplace(*header);
+    const auto& headers = context.client_metadata();
+    if (const auto header = headers.find("authorization"); header != headers.end()) {
+      call.credentials.authorization.emplace(header->second.data(), header->second.size());
     }
     call.credentials.certificate_names = CertificateNames(context);
   }

@@ -1,5 +1,7 @@
-// The gate of a server: it identifies the caller, checks what the caller may do, and limits what
-// the caller holds. It acts at four places:
+// The gate of a process: it identifies the caller, checks what the caller may do, and limits what
+// the caller holds. Each port has a gRPC server of its own, with this gate's check and interceptor
+// for that port, so that nothing a caller sends can say at which port a call came in. The gate acts
+// at four places:
 //  - the credentials check each call by method, role and listener before its message is read;
 //  - an interceptor knows the caller for as long as the call lasts, writes the audit line, and
 //    removes the server's paths from error messages to callers who may not see them;
@@ -33,7 +35,7 @@
 
 namespace isobit {
 
-// The port at which a call came in.
+// A port, each of which has a server of its own.
 enum class Listener {
   kMain,   // all methods, except admin methods if there is an admin port
   kAdmin,  // admin methods, and health
@@ -55,16 +57,15 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   // Whether calls need a check, and hence credentials that can perform it.
   bool checks_calls() const { return options_.access != nullptr || options_.has_admin_port; }
 
-  // The check for the credentials of a listener. UNAUTHENTICATED: the call has neither bearer token
-  // nor certificate, or the access file does not know them. PERMISSION_DENIED: the client lacks a
-  // role, which the message names.
+  // The check for the credentials of that port's server. UNAUTHENTICATED: the call has neither
+  // bearer token nor certificate, or the access file does not know them. PERMISSION_DENIED: the
+  // client lacks a role, which the message names.
   CallCheck CheckFor(Listener listener);
-  // The header that the credentials of `listener` must hide; empty: none. A call's context does not
-  // say at which listener it came in, so the gate recognises the listener by this header.
-  std::string HiddenHeaderOf(Listener listener) const;
-
-  // The interceptor factory for the server that has these credentials.
-  std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Interceptor();
+  // The interceptor factory for the same server.
+  // INVARIANT: at the main port nobody has the rights of the admin port, whatever headers a call
+  // has (RolesTest.test_no_header_makes_the_port).
+  std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> InterceptorFor(
+      Listener listener);
 
   // The methods below are for handlers, with the context of a running call. Without the
   // interceptor, as in tests of one service, all callers are one client who may do everything.
@@ -119,7 +120,7 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
 
   explicit CallGate(CallGateOptions options);
   absl::Status Check(Listener listener, const CallFacts& facts);
-  void Enter(grpc::ServerContextBase& context, const std::string& method);
+  void Enter(grpc::ServerContextBase& context, const std::string& method, Listener listener);
   void ReturnQuota(const grpc::ServerContextBase& context);
   void Leave(const grpc::ServerContextBase& context);
   bool SeesPaths(const grpc::ServerContextBase& context) const;

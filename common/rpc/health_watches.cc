@@ -6,7 +6,6 @@
 #include "absl/strings/string_view.h"
 #include "common/rpc/end_call.h"
 #include "common/rpc/held_bytes.h"
-#include "common/rpc/quota.h"
 
 namespace isobit {
 namespace {
@@ -41,20 +40,26 @@ class CountedWatch final : public grpc::experimental::Interceptor {
 
 class Factory final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
+  explicit Factory(std::shared_ptr<Quota> quota) : quota_(std::move(quota)) {}
+
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
     return info->method() == kWatch ? new CountedWatch(quota_, *info->server_context()) : nullptr;
   }
 
  private:
-  const std::shared_ptr<Quota> quota_ =
-      Quota::Create({.streams = kMaxClientHealthWatches}, {.streams = kMaxHealthWatches});
+  const std::shared_ptr<Quota> quota_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> LimitHealthWatches() {
-  return std::make_unique<Factory>();
+std::shared_ptr<Quota> HealthWatchQuota() {
+  return Quota::Create({.streams = kMaxClientHealthWatches}, {.streams = kMaxHealthWatches});
+}
+
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> LimitHealthWatches(
+    std::shared_ptr<Quota> quota) {
+  return std::make_unique<Factory>(std::move(quota));
 }
 
 }  // namespace isobit

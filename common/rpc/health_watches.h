@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "common/rpc/quota.h"
+
 namespace isobit {
 
 // By default an address may have this many connections, and a client needs one watch for each.
@@ -15,8 +17,12 @@ namespace isobit {
 inline constexpr int64_t kMaxClientHealthWatches = 1024;
 inline constexpr int64_t kMaxHealthWatches = 4096;
 
+// These bounds; servers that share a quota share the bounds.
+std::shared_ptr<Quota> HealthWatchQuota();
+
 // Ends further watches with RESOURCE_EXHAUSTED. Clients are named by held_bytes.h's ClientOf.
-std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> LimitHealthWatches();
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> LimitHealthWatches(
+    std::shared_ptr<Quota> quota);
 
 }  // namespace isobit
 

@@ -30,18 +30,15 @@ struct CallFacts {
 // OK allows the call; otherwise the client gets the status. Runs on any thread; must not block.
 using CallCheck = std::function<absl::Status(const CallFacts&)>;
 
-// Both functions hide the header `hidden_header` from handlers; empty: they hide none.
-
 // TLS 1.2 or 1.3 with `files`, which name a certificate. If they name a CA, clients need a
 // certificate signed by it. Changed files are used from the next connection on; if they are
 // invalid, the error is logged and the old ones stay in force. Errors: those of ReadTlsPems.
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(
-    const TlsFiles& files, CallCheck check, std::string hidden_header = "");
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(const TlsFiles& files,
+                                                                        CallCheck check);
 
 // Plain text between processes of this host: gRPC closes connections that do not use loopback
 // addresses.
-std::shared_ptr<grpc::ServerCredentials> LoopbackCredentials(CallCheck check,
-                                                             std::string hidden_header = "");
+std::shared_ptr<grpc::ServerCredentials> LoopbackCredentials(CallCheck check);
 
 }  // namespace isobit
 

@@ -41,11 +41,9 @@ absl::Status CheckPlaintext(const ServerSecurityOptions& options, const std::str
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> CredentialsFor(
     Listener listener, const ServerSecurityOptions& options, CallGate& gate) {
   if (!options.tls.certificate.empty()) {
-    return TlsCredentials(options.tls, gate.CheckFor(listener), gate.HiddenHeaderOf(listener));
+    return TlsCredentials(options.tls, gate.CheckFor(listener));
   }
-  if (gate.checks_calls()) {
-    return LoopbackCredentials(gate.CheckFor(listener), gate.HiddenHeaderOf(listener));
-  }
+  if (gate.checks_calls()) return LoopbackCredentials(gate.CheckFor(listener));
   return grpc::InsecureServerCredentials();
 }
 

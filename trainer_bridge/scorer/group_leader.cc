@@ -76,7 +76,7 @@ absl::Status GroupLeader::Listen() {
   SetServerArguments(builder, kMaxGroupMessageBytes, kMaxGroupMessageBytes);
   // It ends the call of a member that the access file no longer names, and with it the group.
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
-  interceptors.push_back(options_.gate->Interceptor());
+  interceptors.push_back(options_.gate->InterceptorFor(Listener::kAdmin));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::UnavailableError("shard group: cannot start the server");

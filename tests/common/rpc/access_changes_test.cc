@@ -126,7 +126,7 @@ class AccessChangesTest : public testing::Test {
                              &port);
     builder.RegisterService(service_.get());
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
-    factories.push_back(gate_->Interceptor());
+    factories.push_back(gate_->InterceptorFor(Listener::kMain));
     builder.experimental().SetInterceptorCreators(std::move(factories));
     server_ = builder.BuildAndStart();
     channel_ =

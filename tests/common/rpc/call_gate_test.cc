@@ -84,23 +84,23 @@ class CallGateTest : public testing::Test {
     options.audit = *AuditLog::Open(dir_.File("audit"));
     gate_ = CallGate::Create(std::move(options));
     service_ = std::make_unique<FakeRollout>(*gate_);
-    grpc::ServerBuilder builder;
-    AddPort(builder, Listener::kMain, &port_);
-    AddPort(builder, Listener::kAdmin, &admin_port_);
-    builder.RegisterService(service_.get());
-    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
-    factories.push_back(gate_->Interceptor());
-    builder.experimental().SetInterceptorCreators(std::move(factories));
-    server_ = builder.BuildAndStart();
-    ASSERT_NE(server_, nullptr);
+    server_ = StartServer(Listener::kMain, &port_);
+    admin_server_ = StartServer(Listener::kAdmin, &admin_port_);
   }
 
-  void AddPort(grpc::ServerBuilder& builder, Listener listener, int* port) {
-    const auto credentials =
-        gate_->checks_calls()
-            ? LoopbackCredentials(gate_->CheckFor(listener), gate_->HiddenHeaderOf(listener))
-            : grpc::InsecureServerCredentials();
-    builder.AddListeningPort("127.0.0.1:0", credentials, port);
+  std::unique_ptr<grpc::Server> StartServer(Listener listener, int* port) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0",
+                             gate_->checks_calls() ? LoopbackCredentials(gate_->CheckFor(listener))
+                                                   : grpc::InsecureServerCredentials(),
+                             port);
+    builder.RegisterService(service_.get());
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
+    factories.push_back(gate_->InterceptorFor(listener));
+    builder.experimental().SetInterceptorCreators(std::move(factories));
+    std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+    EXPECT_NE(server, nullptr);
+    return server;
   }
 
   // Calls with the header authorization, unless it is empty.
@@ -147,7 +147,7 @@ class CallGateTest : public testing::Test {
   const TempDir dir_;
   std::shared_ptr<CallGate> gate_;
   std::unique_ptr<FakeRollout> service_;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> server_, admin_server_;
   int port_ = 0, admin_port_ = 0;
 };
 

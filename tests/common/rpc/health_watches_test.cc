@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/server_process.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_dir.h"
 
 namespace isobit {
 namespace {
@@ -72,7 +73,11 @@ class Watch final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteB
 };
 
 TEST(HealthWatchesTest, OneClientHoldsABoundedNumber) {
-  ServerRunner runner(ServerOptions{});
+  const testing_support::TempDir scratch;
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const ServerSecurity security,
+                              MakeServerSecurity({.has_admin_port = true}, "127.0.0.1"));
+  ServerRunner runner(
+      ServerOptions{.security = security, .admin_port = 0, .port_file = scratch.File("port")});
   ISOBIT_ASSERT_OK(runner.Start());
   runner.SetServing(true);
   const auto channel = MakeChannel(HostAndPort("127.0.0.1", runner.port()));
@@ -87,6 +92,11 @@ TEST(HealthWatchesTest, OneClientHoldsABoundedNumber) {
     EXPECT_EQ(beyond.status().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
     EXPECT_THAT(beyond.status().error_message(), HasSubstr("1024 of 1024 streams"));
   }
+  const auto admin_channel =
+      MakeChannel(HostAndPort("127.0.0.1", testing_support::PortIn(scratch.File("port.admin"))));
+  grpc::GenericStub admin_stub(admin_channel);
+  EXPECT_EQ(Watch(admin_stub).status().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED)
+      << "the bound is of both ports together";
   EXPECT_EQ(Health(*channel, ""), "SERVING") << "a check is no watch";
   watches.pop_back();
   bool is_free = false;  // the server sees the end a moment later
