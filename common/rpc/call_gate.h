@@ -15,6 +15,7 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_interceptor.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -31,7 +32,6 @@
 #include "common/rpc/audit_log.h"
 #include "common/rpc/end_call.h"
 #include "common/rpc/quota.h"
-#include "common/rpc/server_credentials.h"
 
 namespace isobit {
 
@@ -40,6 +40,18 @@ enum class Listener {
   kMain,   // all methods, except admin methods if there is an admin port
   kAdmin,  // admin methods, and health
 };
+
+// What a server knows about a call before it reads the message. Valid only during the check.
+struct CallFacts {
+  absl::string_view method;                        // such as "/isobit.v1.ScorerService/Score"
+  std::optional<absl::string_view> authorization;  // the header, if the client sends one
+  // The names in the client's certificate, which the handshake has verified: its subject
+  // alternative names, or the common name if it has none. Empty without a certificate.
+  std::vector<std::string> certificate_names;
+};
+
+// OK allows the call; otherwise the client gets the status. Runs on any thread; must not block.
+using CallCheck = std::function<absl::Status(const CallFacts&)>;
 
 struct CallGateOptions {
   std::shared_ptr<AccessFile> access = nullptr;  // null: every caller may call everything

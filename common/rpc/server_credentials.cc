@@ -9,8 +9,11 @@
 #include <grpc/slice.h>
 
 #include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/string_view.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/status_convert.h"

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/server_credentials.h"
 
 namespace isobit {
 namespace {

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/digest.h"
 #include "common/rpc/call_gate.h"
+#include "common/rpc/server_credentials.h"
 #include "common/rpc/status_convert.h"
 #include "common/rpc/steady_time.h"
 #include "common/rpc/stream_writer.h"

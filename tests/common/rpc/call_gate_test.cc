@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/digest.h"
 #include "common/rpc/method_roles.h"
+#include "common/rpc/server_credentials.h"
 #include "common/rpc/status_convert.h"
 #include "gtest/gtest.h"
 #include "isobit/v1/rollout.grpc.pb.h"
