@@ -67,9 +67,9 @@ BIT_CHANGING_FLAGS = re.compile(
 # For times that people read, and those of files. A deadline by it would end with a step of the clock.
 WALL_CLOCK = re.compile(r"\bsystem_clock\b|\babsl::Now\(|\bGetCurrentTimeNanos\(|\bCLOCK_REALTIME\b")
 MAY_ASK_THE_WALL_CLOCK = {
+    "common/base/file_stamp.cc",
     "common/base/log.cc",
     "common/rpc/audit_log.cc",
-    "common/rpc/file_stamp.cc",
     "rollout/vllm_service.cc",
     "trainer_bridge/comparator/history.cc",
     "trainer_bridge/comparator/history.h",

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "common/rpc/file_stamp.h"
+#include "common/base/file_stamp.h"
 #include "common/rpc/method_roles.h"
 
 namespace isobit {

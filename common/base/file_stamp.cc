@@ -1,5 +1,5 @@
 // See file_stamp.h.
-#include "common/rpc/file_stamp.h"
+#include "common/base/file_stamp.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // Errors of small files that are read whole. tests/attack/ tests files that change.
-#include "common/rpc/file_stamp.h"
+#include "common/base/file_stamp.h"
 
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"

@@ -1,7 +1,7 @@
 // Small files that a running server reads again when they change: how to notice a change, and how
 // to read them.
-#ifndef ISOBIT_COMMON_RPC_FILE_STAMP_H_
-#define ISOBIT_COMMON_RPC_FILE_STAMP_H_
+#ifndef ISOBIT_COMMON_BASE_FILE_STAMP_H_
+#define ISOBIT_COMMON_BASE_FILE_STAMP_H_
 
 #include <cstdint>
 #include <string>
@@ -31,4 +31,4 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& what, const std::st
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_FILE_STAMP_H_
+#endif  // ISOBIT_COMMON_BASE_FILE_STAMP_H_
