@@ -15,8 +15,8 @@
 #include "common/base/status_macros.h"
 #include "common/rpc/held_bytes.h"
 #include "common/rpc/method_roles.h"
-#include "common/rpc/status_convert.h"
 #include "isobit/v1/rollout.pb.h"
+#include "proto/isobit/status_convert.h"
 
 namespace isobit {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 
 namespace isobit {
 

@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 
 namespace isobit {
 namespace {

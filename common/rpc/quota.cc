@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 
 namespace isobit {
 namespace {

@@ -16,8 +16,8 @@
 #include "absl/strings/string_view.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/status_convert.h"
 #include "common/rpc/tls_source.h"
+#include "proto/isobit/status_convert.h"
 
 namespace isobit {
 namespace {

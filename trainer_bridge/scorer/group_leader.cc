@@ -15,8 +15,8 @@
 #include "common/rpc/audit_log.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
-#include "common/rpc/status_convert.h"
 #include "common/rpc/steady_time.h"
+#include "proto/isobit/status_convert.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
 namespace isobit {

@@ -18,10 +18,10 @@
 #include "common/base/digest.h"
 #include "common/rpc/method_roles.h"
 #include "common/rpc/server_credentials.h"
-#include "common/rpc/status_convert.h"
 #include "gtest/gtest.h"
 #include "isobit/v1/rollout.grpc.pb.h"
 #include "nlohmann/json.hpp"
+#include "proto/isobit/status_convert.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/rpc/status_convert.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/isobit/status_convert.h"
 #include "tests/support/status_matchers.h"
 
 namespace isobit {

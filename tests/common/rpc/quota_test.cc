@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/rpc/status_convert.h"
 #include "gtest/gtest.h"
+#include "proto/isobit/status_convert.h"
 #include "tests/support/status_matchers.h"
 
 namespace isobit {

@@ -1,7 +1,7 @@
 // Converts between absl::Status, which the code uses, and grpc::Status, which the wire uses. A
 // retry hint is a payload of the former, and trailing metadata beside the latter.
-#ifndef ISOBIT_COMMON_RPC_STATUS_CONVERT_H_
-#define ISOBIT_COMMON_RPC_STATUS_CONVERT_H_
+#ifndef ISOBIT_PROTO_ISOBIT_STATUS_CONVERT_H_
+#define ISOBIT_PROTO_ISOBIT_STATUS_CONVERT_H_
 
 #include <grpcpp/client_context.h>
 #include <grpcpp/server_context.h>
@@ -43,4 +43,4 @@ absl::Status FromGrpcStatus(const grpc::Status& status, const grpc::ClientContex
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_STATUS_CONVERT_H_
+#endif  // ISOBIT_PROTO_ISOBIT_STATUS_CONVERT_H_

@@ -1,5 +1,5 @@
 // Converts statuses. The codes of both types are equal by definition, so a cast maps them.
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 
 #include <string>
 #include <utility>

@@ -1,5 +1,5 @@
 // Statuses cross the wire border with code, message and retry hint, and messages stay small.
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 
 #include <string>
 
