@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "common/rpc/call_gate.h"
+#include "common/access/call_gate.h"
 #include "common/rpc/tls_files.h"
 
 namespace isobit {

@@ -17,6 +17,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/access/audit_log.h"
+#include "common/access/health_watches.h"
 #include "common/base/allocator.h"
 #include "common/base/check.h"
 #include "common/base/descriptor.h"
@@ -24,9 +26,7 @@
 #include "common/base/exit_code.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/audit_log.h"
 #include "common/rpc/channel.h"
-#include "common/rpc/health_watches.h"
 #include "common/rpc/limits.h"
 #include "common/rpc/port_file.h"
 #include "common/rpc/request_watch.h"

@@ -25,11 +25,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/access/call_gate.h"
+#include "common/access/quota.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/call_count.h"
-#include "common/rpc/call_gate.h"
 #include "common/rpc/connection_acceptor.h"
-#include "common/rpc/quota.h"
 #include "common/rpc/server_security.h"
 
 namespace isobit {

@@ -9,10 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/access/access_list.h"
+#include "common/access/audit_log.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/access_list.h"
-#include "common/rpc/audit_log.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
 #include "common/rpc/steady_time.h"

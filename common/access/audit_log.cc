@@ -1,5 +1,5 @@
 // See audit_log.h.
-#include "common/rpc/audit_log.h"
+#include "common/access/audit_log.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,11 +1,11 @@
 // See health_watches.h.
-#include "common/rpc/health_watches.h"
+#include "common/access/health_watches.h"
 
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "common/rpc/end_call.h"
-#include "common/rpc/held_bytes.h"
+#include "common/access/end_call.h"
+#include "common/access/held_bytes.h"
 
 namespace isobit {
 namespace {

@@ -1,5 +1,5 @@
 // Bounds on held bytes, of one client and of all.
-#include "common/rpc/held_bytes.h"
+#include "common/access/held_bytes.h"
 
 #include <latch>
 #include <memory>

@@ -9,8 +9,8 @@
 //    allows;
 //  - handlers ask for decisions that depend on the message: quotas, and who may end whose requests.
 //    Right before a call takes effect, they ask again whether it is still allowed.
-#ifndef ISOBIT_COMMON_RPC_CALL_GATE_H_
-#define ISOBIT_COMMON_RPC_CALL_GATE_H_
+#ifndef ISOBIT_COMMON_ACCESS_CALL_GATE_H_
+#define ISOBIT_COMMON_ACCESS_CALL_GATE_H_
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_interceptor.h>
@@ -27,11 +27,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/access/access_list.h"
+#include "common/access/audit_log.h"
+#include "common/access/end_call.h"
+#include "common/access/quota.h"
 #include "common/base/repeating_thread.h"
-#include "common/rpc/access_list.h"
-#include "common/rpc/audit_log.h"
-#include "common/rpc/end_call.h"
-#include "common/rpc/quota.h"
 
 namespace isobit {
 
@@ -159,4 +159,4 @@ std::string WithoutPaths(absl::string_view message);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_CALL_GATE_H_
+#endif  // ISOBIT_COMMON_ACCESS_CALL_GATE_H_

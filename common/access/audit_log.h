@@ -1,8 +1,8 @@
 // The audit log: one line for each call that uses the role admin or tries to. It says who asked for
 // what, and the outcome. Each line is one JSON object, so that nothing a client sends can forge a
 // line.
-#ifndef ISOBIT_COMMON_RPC_AUDIT_LOG_H_
-#define ISOBIT_COMMON_RPC_AUDIT_LOG_H_
+#ifndef ISOBIT_COMMON_ACCESS_AUDIT_LOG_H_
+#define ISOBIT_COMMON_ACCESS_AUDIT_LOG_H_
 
 #include <chrono>
 #include <cstdint>
@@ -57,4 +57,4 @@ std::string BoundedText(const google::protobuf::Message& message);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_AUDIT_LOG_H_
+#endif  // ISOBIT_COMMON_ACCESS_AUDIT_LOG_H_

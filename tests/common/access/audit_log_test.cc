@@ -1,6 +1,6 @@
 // Where audit lines go, and what is logged if they cannot go there. call_gate_test.cc tests their
 // content.
-#include "common/rpc/audit_log.h"
+#include "common/access/audit_log.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // Whose connections count together, and the bounds on them.
-#include "common/rpc/open_connections.h"
+#include "common/access/open_connections.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

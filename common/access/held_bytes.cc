@@ -1,5 +1,5 @@
 // Counts held bytes without a lock; only opening an account takes one. See held_bytes.h.
-#include "common/rpc/held_bytes.h"
+#include "common/access/held_bytes.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
 // What clients may hold, each and together, and that a lease gives back what it took.
-#include "common/rpc/quota.h"
+#include "common/access/quota.h"
 
 #include <thread>
 #include <utility>

@@ -1,7 +1,7 @@
 // Bounds on the work that clients have in flight, for each one and for all together. What a call
 // takes is a lease; its destructor gives it back. held_bytes.h bounds bytes.
-#ifndef ISOBIT_COMMON_RPC_QUOTA_H_
-#define ISOBIT_COMMON_RPC_QUOTA_H_
+#ifndef ISOBIT_COMMON_ACCESS_QUOTA_H_
+#define ISOBIT_COMMON_ACCESS_QUOTA_H_
 
 #include <cstdint>
 #include <map>
@@ -64,4 +64,4 @@ class Quota : public std::enable_shared_from_this<Quota> {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_QUOTA_H_
+#endif  // ISOBIT_COMMON_ACCESS_QUOTA_H_

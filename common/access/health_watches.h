@@ -1,14 +1,14 @@
 // Bounds the health watches that clients hold open. Every caller may use health, and gRPC's own
 // service allows a connection as many watches as calls; each takes about 28 KiB.
-#ifndef ISOBIT_COMMON_RPC_HEALTH_WATCHES_H_
-#define ISOBIT_COMMON_RPC_HEALTH_WATCHES_H_
+#ifndef ISOBIT_COMMON_ACCESS_HEALTH_WATCHES_H_
+#define ISOBIT_COMMON_ACCESS_HEALTH_WATCHES_H_
 
 #include <grpcpp/support/server_interceptor.h>
 
 #include <cstdint>
 #include <memory>
 
-#include "common/rpc/quota.h"
+#include "common/access/quota.h"
 
 namespace isobit {
 
@@ -26,4 +26,4 @@ std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> LimitHeal
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_HEALTH_WATCHES_H_
+#endif  // ISOBIT_COMMON_ACCESS_HEALTH_WATCHES_H_

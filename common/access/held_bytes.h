@@ -1,6 +1,6 @@
 // Bounds on the memory that a service holds for clients, for each one and for all together.
-#ifndef ISOBIT_COMMON_RPC_HELD_BYTES_H_
-#define ISOBIT_COMMON_RPC_HELD_BYTES_H_
+#ifndef ISOBIT_COMMON_ACCESS_HELD_BYTES_H_
+#define ISOBIT_COMMON_ACCESS_HELD_BYTES_H_
 
 #include <grpcpp/server_context.h>
 
@@ -92,4 +92,4 @@ class HeldBytes {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_HELD_BYTES_H_
+#endif  // ISOBIT_COMMON_ACCESS_HELD_BYTES_H_

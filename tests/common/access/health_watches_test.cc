@@ -1,5 +1,5 @@
 // Health watches of one client are bounded, and health still answers.
-#include "common/rpc/health_watches.h"
+#include "common/access/health_watches.h"
 
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>

@@ -1,6 +1,6 @@
 // The roles that each method needs: the only table of them. docs/API.md shows it to users.
-#ifndef ISOBIT_COMMON_RPC_METHOD_ROLES_H_
-#define ISOBIT_COMMON_RPC_METHOD_ROLES_H_
+#ifndef ISOBIT_COMMON_ACCESS_METHOD_ROLES_H_
+#define ISOBIT_COMMON_ACCESS_METHOD_ROLES_H_
 
 #include <optional>
 #include <string>
@@ -48,4 +48,4 @@ bool IsAdminMethod(absl::string_view method);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_METHOD_ROLES_H_
+#endif  // ISOBIT_COMMON_ACCESS_METHOD_ROLES_H_

@@ -1,6 +1,6 @@
 // The gate in a real server, over plain loopback connections: roles, quotas, the admin port, audit
 // lines and hidden paths. tests/attack/ tests TLS.
-#include "common/rpc/call_gate.h"
+#include "common/access/call_gate.h"
 
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/access/method_roles.h"
 #include "common/base/digest.h"
-#include "common/rpc/method_roles.h"
 #include "common/rpc/server_credentials.h"
 #include "gtest/gtest.h"
 #include "isobit/v1/rollout.grpc.pb.h"

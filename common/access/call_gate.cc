@@ -1,5 +1,5 @@
 // See call_gate.h.
-#include "common/rpc/call_gate.h"
+#include "common/access/call_gate.h"
 
 #include <grpc/grpc_security_constants.h>
 
@@ -11,10 +11,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/access/held_bytes.h"
+#include "common/access/method_roles.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/held_bytes.h"
-#include "common/rpc/method_roles.h"
 #include "isobit/v1/rollout.pb.h"
 #include "proto/isobit/status_convert.h"
 

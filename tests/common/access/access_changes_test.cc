@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/access/call_gate.h"
 #include "common/base/digest.h"
-#include "common/rpc/call_gate.h"
 #include "common/rpc/server_credentials.h"
 #include "common/rpc/steady_time.h"
 #include "common/rpc/stream_writer.h"

@@ -1,5 +1,5 @@
 // See end_call.h. gRPC's C++ classes can cancel a call, but not say why.
-#include "common/rpc/end_call.h"
+#include "common/access/end_call.h"
 
 #include <grpc/grpc.h>
 

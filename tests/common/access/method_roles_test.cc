@@ -1,5 +1,5 @@
 // The table of roles against the services that there are: a new method without a role fails here.
-#include "common/rpc/method_roles.h"
+#include "common/access/method_roles.h"
 
 #include <filesystem>
 #include <fstream>

@@ -1,7 +1,7 @@
 // The clients that may call: an access file names them, each with its roles. A client is recognised
 // by a certificate or by a bearer token. docs/API.md describes the file.
-#ifndef ISOBIT_COMMON_RPC_ACCESS_LIST_H_
-#define ISOBIT_COMMON_RPC_ACCESS_LIST_H_
+#ifndef ISOBIT_COMMON_ACCESS_ACCESS_LIST_H_
+#define ISOBIT_COMMON_ACCESS_ACCESS_LIST_H_
 
 #include <array>
 #include <memory>
@@ -13,8 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "common/access/method_roles.h"
 #include "common/base/file_stamp.h"
-#include "common/rpc/method_roles.h"
 
 namespace isobit {
 
@@ -74,4 +74,4 @@ class AccessFile {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_ACCESS_LIST_H_
+#endif  // ISOBIT_COMMON_ACCESS_ACCESS_LIST_H_

@@ -1,5 +1,5 @@
 // Reads access files and finds clients in them. See access_list.h.
-#include "common/rpc/access_list.h"
+#include "common/access/access_list.h"
 
 #include <openssl/crypto.h>
 #include <openssl/sha.h>

@@ -1,5 +1,5 @@
 // The table of roles. See method_roles.h.
-#include "common/rpc/method_roles.h"
+#include "common/access/method_roles.h"
 
 #include <algorithm>
 #include <array>

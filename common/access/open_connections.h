@@ -1,6 +1,6 @@
 // The connections that a listener has open: how many in total, and how many from each address.
-#ifndef ISOBIT_COMMON_RPC_OPEN_CONNECTIONS_H_
-#define ISOBIT_COMMON_RPC_OPEN_CONNECTIONS_H_
+#ifndef ISOBIT_COMMON_ACCESS_OPEN_CONNECTIONS_H_
+#define ISOBIT_COMMON_ACCESS_OPEN_CONNECTIONS_H_
 
 #include <sys/socket.h>
 
@@ -58,4 +58,4 @@ class OpenConnections {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_OPEN_CONNECTIONS_H_
+#endif  // ISOBIT_COMMON_ACCESS_OPEN_CONNECTIONS_H_

@@ -1,5 +1,5 @@
 // Counts what calls hold. See quota.h.
-#include "common/rpc/quota.h"
+#include "common/access/quota.h"
 
 #include <chrono>
 #include <utility>

@@ -1,5 +1,5 @@
 // Access files: what they may say, hostile ones, who is found in them, and files that change.
-#include "common/rpc/access_list.h"
+#include "common/access/access_list.h"
 
 #include <random>
 #include <string>

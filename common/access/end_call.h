@@ -1,6 +1,6 @@
 // Ends a call of a server from outside its handler, with a status of the server's choice.
-#ifndef ISOBIT_COMMON_RPC_END_CALL_H_
-#define ISOBIT_COMMON_RPC_END_CALL_H_
+#ifndef ISOBIT_COMMON_ACCESS_END_CALL_H_
+#define ISOBIT_COMMON_ACCESS_END_CALL_H_
 
 #include <grpcpp/server_context.h>
 
@@ -22,4 +22,4 @@ void EndCall(const OpenCall& call, const absl::Status& status);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_RPC_END_CALL_H_
+#endif  // ISOBIT_COMMON_ACCESS_END_CALL_H_

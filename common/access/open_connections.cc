@@ -1,5 +1,5 @@
 // See open_connections.h.
-#include "common/rpc/open_connections.h"
+#include "common/access/open_connections.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
