@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "common/rpc/held_bytes.h"
+#include "common/access/held_bytes.h"
 #include "isobit/v1/rollout.pb.h"
 #include "rollout/engine.h"
 #include "rollout/generate_writer.h"

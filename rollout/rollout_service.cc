@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/access/held_bytes.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/held_bytes.h"
 #include "common/rpc/probe_proto.h"
 #include "common/rpc/server_info.h"
 #include "common/rpc/unary_call.h"

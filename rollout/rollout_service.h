@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/rpc/call_gate.h"
+#include "common/access/call_gate.h"
 #include "isobit/v1/rollout.grpc.pb.h"
 #include "rollout/engine.h"
 #include "rollout/generate_stream.h"

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/access/held_bytes.h"
 #include "common/metrics/metrics.h"
-#include "common/rpc/held_bytes.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/rollout.pb.h"
 

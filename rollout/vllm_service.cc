@@ -8,7 +8,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "common/rpc/held_bytes.h"
+#include "common/access/held_bytes.h"
 #include "common/rpc/stream_writer.h"
 #include "common/rpc/unary_call.h"
 #include "rollout/vllm_writer.h"

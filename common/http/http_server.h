@@ -26,11 +26,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/access/call_gate.h"
 #include "common/base/descriptor.h"
 #include "common/http/http_stream.h"
 #include "common/http/request_head.h"
 #include "common/http/tls_context.h"
-#include "common/rpc/call_gate.h"
 #include "common/rpc/listening_socket.h"
 #include "common/rpc/tls_files.h"
 

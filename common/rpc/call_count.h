@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/rpc/end_call.h"
+#include "common/access/end_call.h"
 #include "common/rpc/steady_time.h"
 
 namespace isobit {

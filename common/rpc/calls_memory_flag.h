@@ -3,7 +3,7 @@
 #define ISOBIT_COMMON_RPC_CALLS_MEMORY_FLAG_H_
 
 #include "absl/status/statusor.h"
-#include "common/rpc/held_bytes.h"
+#include "common/access/held_bytes.h"
 
 namespace isobit {
 

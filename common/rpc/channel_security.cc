@@ -11,9 +11,9 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/file_stamp.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/file_stamp.h"
 
 namespace isobit {
 namespace {

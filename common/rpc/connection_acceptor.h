@@ -25,9 +25,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/access/open_connections.h"
 #include "common/base/descriptor.h"
 #include "common/metrics/metrics.h"
-#include "common/rpc/open_connections.h"
 
 namespace isobit {
 

@@ -9,12 +9,15 @@
 #include <grpc/slice.h>
 
 #include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/string_view.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/status_convert.h"
 #include "common/rpc/tls_source.h"
+#include "proto/isobit/status_convert.h"
 
 namespace isobit {
 namespace {
@@ -47,7 +50,6 @@ class ConfigSource {
 // What gRPC's credentials use; lives as long as they do.
 struct Callbacks {
   CallCheck check;
-  std::string hidden_header;
   std::unique_ptr<ConfigSource> source;  // null: plain text
 };
 
@@ -71,7 +73,6 @@ void Process(void* state, grpc_auth_context* context, const grpc_metadata* metad
   CallFacts facts;
   // In plain text gRPC names every caller "local", and reports that name as authenticated.
   if (callbacks.source != nullptr) facts.certificate_names = CertificateNames(context);
-  std::vector<grpc_metadata> hidden;
   for (size_t i = 0; i < size; ++i) {
     const absl::string_view key = ViewOf(metadata[i].key);
     if (key == ":path") facts.method = ViewOf(metadata[i].value);
@@ -79,11 +80,9 @@ void Process(void* state, grpc_auth_context* context, const grpc_metadata* metad
       // Two such headers count as an invalid one: handlers could read the other one.
       facts.authorization = facts.authorization ? "" : ViewOf(metadata[i].value);
     }
-    if (key == callbacks.hidden_header) hidden.push_back(metadata[i]);
   }
   const grpc::Status status = ToGrpcStatus(callbacks.check(facts));
-  done(user_data, hidden.data(), hidden.size(), nullptr, 0,
-       static_cast<grpc_status_code>(status.error_code()),
+  done(user_data, nullptr, 0, nullptr, 0, static_cast<grpc_status_code>(status.error_code()),
        status.ok() ? nullptr : status.error_message().c_str());
 }
 
@@ -114,8 +113,7 @@ class Credentials final : public grpc::ServerCredentials {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(const TlsFiles& files,
-                                                                        CallCheck check,
-                                                                        std::string hidden_header) {
+                                                                        CallCheck check) {
   ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<TlsSource> pems, TlsSource::Open(files));
   auto source = std::make_unique<ConfigSource>(std::move(pems));
   grpc_init();  // until the credentials hold a reference to gRPC of their own
@@ -129,19 +127,16 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(const Tl
           source.get());
   auto credentials = std::make_shared<Credentials>(
       grpc_ssl_server_credentials_create_with_options(options),
-      std::unique_ptr<Callbacks>(
-          new Callbacks{std::move(check), std::move(hidden_header), std::move(source)}));
+      std::unique_ptr<Callbacks>(new Callbacks{std::move(check), std::move(source)}));
   grpc_shutdown();
   return credentials;
 }
 
-std::shared_ptr<grpc::ServerCredentials> LoopbackCredentials(CallCheck check,
-                                                             std::string hidden_header) {
+std::shared_ptr<grpc::ServerCredentials> LoopbackCredentials(CallCheck check) {
   grpc_init();
-  auto credentials =
-      std::make_shared<Credentials>(grpc_local_server_credentials_create(LOCAL_TCP),
-                                    std::unique_ptr<Callbacks>(new Callbacks{
-                                        std::move(check), std::move(hidden_header), nullptr}));
+  auto credentials = std::make_shared<Credentials>(
+      grpc_local_server_credentials_create(LOCAL_TCP),
+      std::unique_ptr<Callbacks>(new Callbacks{std::move(check), nullptr}));
   grpc_shutdown();
   return credentials;
 }

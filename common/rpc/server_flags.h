@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "common/rpc/held_bytes.h"
+#include "common/access/held_bytes.h"
 #include "common/rpc/server_runner.h"
 
 namespace isobit {

@@ -17,6 +17,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/access/audit_log.h"
+#include "common/access/health_watches.h"
 #include "common/base/allocator.h"
 #include "common/base/check.h"
 #include "common/base/descriptor.h"
@@ -24,9 +26,7 @@
 #include "common/base/exit_code.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/audit_log.h"
 #include "common/rpc/channel.h"
-#include "common/rpc/health_watches.h"
 #include "common/rpc/limits.h"
 #include "common/rpc/port_file.h"
 #include "common/rpc/request_watch.h"
@@ -106,24 +106,25 @@ ServerRunner::ServerRunner(ServerOptions options)
           prometheus::MetricType::Counter, "isobit_audit_lines_lost_total",
           "Audit lines that --audit_log did not take.",
           [] { return static_cast<double>(AuditLinesLost()); })),
+      health_watches_(HealthWatchQuota()),
       wake_fd_(eventfd(0, EFD_CLOEXEC)) {
   ISOBIT_CHECK(wake_fd_ >= 0) << "eventfd: errno " << errno;
 }
 
 ServerRunner::~ServerRunner() {
   StopAccepting();
-  if (server_ != nullptr) server_->Shutdown(std::chrono::steady_clock::now());
+  for (const Port& port : ports_) port.server->Shutdown(std::chrono::steady_clock::now());
   close(wake_fd_);
 }
 
 void ServerRunner::Register(grpc::Service* service, const std::string& full_name) {
-  ISOBIT_CHECK(server_ == nullptr) << "Register(" << full_name << ") after Start";
+  ISOBIT_CHECK(ports_.empty()) << "Register(" << full_name << ") after Start";
   services_.push_back(service);
   service_names_.push_back(full_name);
 }
 
 absl::Status ServerRunner::Start() {
-  ISOBIT_CHECK(server_ == nullptr) << "Start called twice";
+  ISOBIT_CHECK(ports_.empty()) << "Start called twice";
   if (options_.drain_timeout.count() < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "drain timeout: ", options_.drain_timeout.count(), " ms, expected at least 0"));
@@ -133,8 +134,32 @@ absl::Status ServerRunner::Start() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
+  ISOBIT_RETURN_IF_ERROR(
+      Listen(Listener::kMain, {.host = options_.host,
+                               .port = options_.port,
+                               .max_connections = options_.max_connections,
+                               .max_connections_per_address = options_.max_connections_per_address,
+                               .metrics = options_.metrics}));
+  if (options_.admin_port) {
+    ISOBIT_RETURN_IF_ERROR(Listen(Listener::kAdmin, {.host = options_.host,
+                                                     .port = *options_.admin_port,
+                                                     .max_connections = kMaxAdminConnections,
+                                                     .metrics = options_.metrics,
+                                                     .listener = "admin"}));
+  }
+  SetServing(false);
+  return StartAccepting();
+}
+
+absl::Status ServerRunner::Listen(Listener listener, const ConnectionAcceptor::Options& options) {
+  Port port;
+  ISOBIT_ASSIGN_OR_RETURN(port.acceptor, ConnectionAcceptor::Listen(options));
+  const ServerSecurity& security = options_.security;
+  const auto& credentials =
+      listener == Listener::kMain ? security.credentials : security.admin_credentials;
   grpc::ServerBuilder builder;
-  ISOBIT_RETURN_IF_ERROR(Listen(builder));
+  port.acceptor->AttachTo(builder,
+                          credentials != nullptr ? credentials : grpc::InsecureServerCredentials());
   for (grpc::Service* service : services_) builder.RegisterService(service);
   SetServerArguments(builder, kMaxRequestBytes, kMaxMessageBytes);
   if (options_.max_connection_age.count() > 0) {
@@ -144,58 +169,32 @@ absl::Status ServerRunner::Start() {
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(CountCallsOf(service_names_, calls_));
   interceptors.push_back(WatchRequests(freed_bytes_));
-  interceptors.push_back(LimitHealthWatches());
-  if (options_.security.gate != nullptr) {
-    interceptors.push_back(options_.security.gate->Interceptor());
-  }
+  interceptors.push_back(LimitHealthWatches(health_watches_));
+  if (security.gate != nullptr) interceptors.push_back(security.gate->InterceptorFor(listener));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
-  server_ = builder.BuildAndStart();
-  if (server_ == nullptr) return absl::UnavailableError("cannot start the gRPC server");
-  SetServing(false);
-  return StartAccepting();
-}
-
-absl::Status ServerRunner::Listen(grpc::ServerBuilder& builder) {
-  ISOBIT_ASSIGN_OR_RETURN(acceptor_,
-                          ConnectionAcceptor::Listen(
-                              {.host = options_.host,
-                               .port = options_.port,
-                               .max_connections = options_.max_connections,
-                               .max_connections_per_address = options_.max_connections_per_address,
-                               .metrics = options_.metrics}));
-  const ServerSecurity& security = options_.security;
-  acceptor_->AttachTo(builder, security.credentials != nullptr ? security.credentials
-                                                               : grpc::InsecureServerCredentials());
-  if (!options_.admin_port) return absl::OkStatus();
-  ISOBIT_ASSIGN_OR_RETURN(admin_acceptor_,
-                          ConnectionAcceptor::Listen({.host = options_.host,
-                                                      .port = *options_.admin_port,
-                                                      .max_connections = kMaxAdminConnections,
-                                                      .metrics = options_.metrics,
-                                                      .listener = "admin"}));
-  admin_acceptor_->AttachTo(builder, security.admin_credentials);
+  port.server = builder.BuildAndStart();
+  if (port.server == nullptr) return absl::UnavailableError("cannot start the gRPC server");
+  ports_.push_back(std::move(port));
   return absl::OkStatus();
 }
 
 absl::Status ServerRunner::StartAccepting() {
-  acceptor_->Start();
-  ISOBIT_LOG(Info) << "listening on " << HostAndPort(options_.host, port()) << ", at most "
-                   << acceptor_->max_connections() << " connections";
-  if (admin_acceptor_ != nullptr) {
-    admin_acceptor_->Start();
-    ISOBIT_LOG(Info) << "admin calls on " << HostAndPort(options_.host, admin_acceptor_->port());
+  for (const Port& port : ports_) {
+    port.acceptor->Start();
+    ISOBIT_LOG(Info) << (&port == &ports_.front() ? "listening on " : "admin calls on ")
+                     << HostAndPort(options_.host, port.acceptor->port()) << ", at most "
+                     << port.acceptor->max_connections() << " connections";
   }
   if (options_.port_file.empty()) return absl::OkStatus();
-  if (admin_acceptor_ != nullptr) {
-    ISOBIT_RETURN_IF_ERROR(
-        WritePortFile(absl::StrCat(options_.port_file, kAdminSuffix), admin_acceptor_->port()));
+  if (options_.admin_port) {
+    ISOBIT_RETURN_IF_ERROR(WritePortFile(absl::StrCat(options_.port_file, kAdminSuffix),
+                                         ports_.back().acceptor->port()));
   }
   return WritePortFile(options_.port_file, port());
 }
 
 void ServerRunner::StopAccepting() {
-  if (acceptor_ != nullptr) acceptor_->Stop();
-  if (admin_acceptor_ != nullptr) admin_acceptor_->Stop();
+  for (const Port& port : ports_) port.acceptor->Stop();
 }
 
 void ServerRunner::SetServing(bool serving) {
@@ -205,11 +204,13 @@ void ServerRunner::SetServing(bool serving) {
 
 void ServerRunner::SetServingLocked(bool serving) {
   serving_ = serving;
-  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-  // Each service must be set by name, too: the form without a name covers only names that were set
-  // before.
-  for (const std::string& name : service_names_) health->SetServingStatus(name, serving);
-  health->SetServingStatus(serving);
+  for (const Port& port : ports_) {
+    grpc::HealthCheckServiceInterface* health = port.server->GetHealthCheckService();
+    // Each service must be set by name, too: the form without a name covers only names that were
+    // set before.
+    for (const std::string& name : service_names_) health->SetServingStatus(name, serving);
+    health->SetServingStatus(serving);
+  }
 }
 
 bool ServerRunner::is_serving() {
@@ -229,7 +230,7 @@ void ServerRunner::Fail(const absl::Status& fault) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (fault_.ok()) fault_ = fault;
-    if (!draining_ && server_ != nullptr) SetServingLocked(false);
+    if (!draining_) SetServingLocked(false);
   }
   Wake();
 }
@@ -262,7 +263,7 @@ void ServerRunner::WaitForStop() {
 }
 
 int ServerRunner::Wait(const std::function<void()>& drain) {
-  ISOBIT_CHECK(server_ != nullptr) << "Wait before Start";
+  ISOBIT_CHECK(!ports_.empty()) << "Wait before Start";
   WaitForStop();
 
   ISOBIT_LOG(Info) << "draining, at most " << options_.drain_timeout.count() << " ms";
@@ -285,10 +286,12 @@ int ServerRunner::Wait(const std::function<void()>& drain) {
   StopAccepting();
   // From here on a client sees that its connection has ended, so that its calls are UNAVAILABLE.
   // Calls that reach gRPC's Shutdown are cancelled.
-  acceptor_->EndConnections();
-  if (admin_acceptor_ != nullptr) admin_acceptor_->EndConnections();
-  server_->Shutdown(std::chrono::steady_clock::now() + kGoodbyeTimeout);
-  server_->Wait();
+  for (const Port& port : ports_) port.acceptor->EndConnections();
+  const auto goodbye = std::chrono::steady_clock::now() + kGoodbyeTimeout;
+  for (const Port& port : ports_) {
+    port.server->Shutdown(goodbye);
+    port.server->Wait();
+  }
 
   std::lock_guard<std::mutex> lock(mutex_);
   ISOBIT_LOG(Info) << "stopped";

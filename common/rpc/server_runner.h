@@ -25,6 +25,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/access/call_gate.h"
+#include "common/access/quota.h"
 #include "common/metrics/metrics.h"
 #include "common/rpc/call_count.h"
 #include "common/rpc/connection_acceptor.h"
@@ -93,7 +95,7 @@ class ServerRunner {
   absl::Status Start();
 
   // The bound port, after Start.
-  int port() const { return acceptor_->port(); }
+  int port() const { return ports_.front().acceptor->port(); }
 
   // Sets the health of the registered services and of the server as a whole (""). Thread-safe; has
   // no effect once draining.
@@ -120,7 +122,14 @@ class ServerRunner {
   int Wait(const std::function<void()>& drain = nullptr);
 
  private:
-  absl::Status Listen(grpc::ServerBuilder& builder);
+  // A port and the server behind it. Each port has a server of its own, so that the gate knows at
+  // which one a call came in. The services, and all that counts or bounds calls, are of both.
+  struct Port {
+    std::unique_ptr<ConnectionAcceptor> acceptor;
+    std::unique_ptr<grpc::Server> server;
+  };
+
+  absl::Status Listen(Listener listener, const ConnectionAcceptor::Options& options);
   absl::Status StartAccepting();
   void StopAccepting();
   void SetServingLocked(bool serving);
@@ -136,9 +145,9 @@ class ServerRunner {
   const std::unique_ptr<Metrics::Observation> audit_lines_lost_;
   const std::shared_ptr<std::atomic<size_t>> freed_bytes_ =
       std::make_shared<std::atomic<size_t>>(0);
-  std::unique_ptr<ConnectionAcceptor> acceptor_, admin_acceptor_;  // the second may be null
-  std::unique_ptr<grpc::Server> server_;
-  int wake_fd_ = -1;  // an eventfd that Wait polls with the signals
+  const std::shared_ptr<Quota> health_watches_;
+  std::vector<Port> ports_;  // after Start: the main port and, if there is one, the admin port
+  int wake_fd_ = -1;         // an eventfd that Wait polls with the signals
 
   std::mutex mutex_;
   bool draining_ = false;  // guarded by mutex_

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/server_credentials.h"
 
 namespace isobit {
 namespace {
@@ -41,11 +42,9 @@ absl::Status CheckPlaintext(const ServerSecurityOptions& options, const std::str
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> CredentialsFor(
     Listener listener, const ServerSecurityOptions& options, CallGate& gate) {
   if (!options.tls.certificate.empty()) {
-    return TlsCredentials(options.tls, gate.CheckFor(listener), gate.HiddenHeaderOf(listener));
+    return TlsCredentials(options.tls, gate.CheckFor(listener));
   }
-  if (gate.checks_calls()) {
-    return LoopbackCredentials(gate.CheckFor(listener), gate.HiddenHeaderOf(listener));
-  }
+  if (gate.checks_calls()) return LoopbackCredentials(gate.CheckFor(listener));
   return grpc::InsecureServerCredentials();
 }
 

@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/rpc/call_gate.h"
-#include "common/rpc/quota.h"
+#include "common/access/call_gate.h"
+#include "common/access/quota.h"
 #include "common/rpc/tls_files.h"
 
 namespace isobit {

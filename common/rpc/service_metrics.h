@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "common/access/held_bytes.h"
 #include "common/metrics/metrics.h"
-#include "common/rpc/held_bytes.h"
 
 namespace isobit {
 

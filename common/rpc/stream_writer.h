@@ -26,7 +26,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 
 namespace isobit {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/rpc/file_stamp.h"
+#include "common/base/file_stamp.h"
 #include "common/rpc/tls_files.h"
 
 namespace isobit {

@@ -1,7 +1,7 @@
 // See unary_call.h.
 #include "common/rpc/unary_call.h"
 
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 
 namespace isobit {
 

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/rpc/call_gate.h"
+#include "common/access/call_gate.h"
 
 namespace isobit {
 

@@ -16,9 +16,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/access/call_gate.h"
 #include "common/checkpoint/streamed_source.h"
 #include "common/checkpoint/weight_switch.h"
-#include "common/rpc/call_gate.h"
 #include "isobit/v1/types.pb.h"
 
 namespace isobit {

@@ -10,6 +10,8 @@ _INITIAL_WINDOW_SIZE = 4
 _FRAME_BYTES = 16384
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
+Headers = tuple[tuple[str, str], ...]  # name and value of each, in order
+
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
@@ -25,17 +27,17 @@ def _literal(text: str) -> bytes:
     return bytes([len(text)]) + text.encode()
 
 
-def _headers(path: str, encoding: str) -> bytes:
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": path,
-        ":authority": "test",
-        "content-type": "application/grpc",
-        "te": "trailers",
-        "grpc-encoding": encoding,
-    }
-    return b"".join(b"\0" + _literal(name) + _literal(value) for name, value in fields.items())
+def _headers(path: str, encoding: str, more: Headers) -> bytes:
+    fields = (
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "test"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        ("grpc-encoding", encoding),
+    )
+    return b"".join(b"\0" + _literal(name) + _literal(value) for name, value in (*fields, *more))
 
 
 class Connection:
@@ -56,11 +58,11 @@ class Connection:
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
-    def open(self, path: str, encoding: str = "identity") -> int:
-        """Starts a call of the method at `path`; returns its stream."""
+    def open(self, path: str, encoding: str = "identity", more: Headers = ()) -> int:
+        """Starts a call of the method at `path`, with `more` headers; returns its stream."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         self._windows[stream] = self._stream_window
-        self.send(frame(HEADERS, _END_HEADERS, stream, _headers(path, encoding)))
+        self.send(frame(HEADERS, _END_HEADERS, stream, _headers(path, encoding, more)))
         return stream
 
     def write(self, stream: int, data: bytes) -> None:

@@ -9,6 +9,7 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import http2
 from guarded_services import ROLES, GuardedServicesTest, admin_target, token_hash
 
 from isobit import ComparatorClient, RolloutClient, ScorerClient
@@ -82,6 +83,18 @@ def code_of(channel: grpc.Channel, path: str, token: str | None) -> grpc.StatusC
     finally:
         call.cancel()
     return grpc.StatusCode.OK
+
+
+def is_answered(target: str, path: str, request: bytes, headers: http2.Headers) -> bool:
+    """Whether a call with exactly these headers gets a message: a refusal has none."""
+    with http2.Connection(target) as connection:
+        stream = connection.open(path, more=headers)
+        connection.write(stream, http2.message(request))
+        has_message = False
+        while stream not in connection.ended:
+            kind, _ = connection.read_frame()
+            has_message |= kind == http2.DATA
+        return has_message
 
 
 class RolesTest(GuardedServicesTest):
@@ -208,6 +221,28 @@ class RolesTest(GuardedServicesTest):
         done = [line["method"].rpartition("/")[2] for line in lines if line["outcome"] == "OK"]
         self.assertEqual(done, ["PauseGeneration", "ContinueGeneration", "Abort", "Abort"])
         self.assertTrue(all(line["client"] == "the-admin" for line in lines), lines)
+
+    def test_no_header_makes_the_port(self):
+        """The port decides, whatever a client calls itself: libraries for gRPC always send a user-agent."""
+        service = self.start("rollout", "--admin_port=0")
+        main, admin = service.target, admin_target(service)
+        generate = rollout_pb2.GenerateRequest()
+        generate.prompt_token_ids.append(1)
+        generate.sampling.max_tokens = 1
+        calls = (
+            ("Abort", rollout_pb2.AbortRequest(all=True), {admin}),
+            ("ContinueGeneration", rollout_pb2.ContinueGenerationRequest(), {admin}),
+            ("GetLoad", rollout_pb2.GetLoadRequest(), {main, admin}),
+            ("Generate", generate, {main}),
+        )
+        for agents in ((), ("",), ("grpc-c++/1.51.1",), ("a", "b"), ("", "")):
+            headers = tuple(("user-agent", agent) for agent in agents)
+            for method, request, ports in calls:
+                for target in (main, admin):
+                    with self.subTest(agents=agents, method=method, at_admin_port=target == admin):
+                        path = f"/isobit.v1.RolloutService/{method}"
+                        answered = is_answered(target, path, request.SerializeToString(), headers)
+                        self.assertEqual(answered, target in ports)
 
     def test_a_client_over_its_quota_is_told_when_to_come_back(self):
         access = self.write_access(

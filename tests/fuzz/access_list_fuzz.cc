@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
+#include "common/access/access_list.h"
 #include "common/base/check.h"
-#include "common/rpc/access_list.h"
 #include "tests/fuzz/fuzz_check.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/rpc/status_convert.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/isobit/status_convert.h"
 #include "tests/rollout/service_fixture.h"
 #include "tests/support/bitwise.h"
 #include "tests/support/metric_value.h"

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/rpc/channel.h"
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 #include "tests/support/status_matchers.h"
 
 namespace isobit {

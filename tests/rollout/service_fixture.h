@@ -14,8 +14,8 @@
 #include <string>
 
 #include "common/rpc/server_runner.h"
-#include "common/rpc/status_convert.h"
 #include "isobit/v1/rollout.grpc.pb.h"
+#include "proto/isobit/status_convert.h"
 #include "rollout/engine.h"
 #include "rollout/rollout_service.h"
 #include "tests/rollout/engine_fixture.h"

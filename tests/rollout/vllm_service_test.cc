@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/access/held_bytes.h"
 #include "common/rpc/channel.h"
-#include "common/rpc/held_bytes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/rollout/service_fixture.h"

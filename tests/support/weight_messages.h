@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "common/checkpoint/model_plan.h"
-#include "common/rpc/status_convert.h"
 #include "isobit/v1/types.pb.h"
+#include "proto/isobit/status_convert.h"
 #include "tests/support/tiny_model.h"
 
 namespace isobit::testing_support {

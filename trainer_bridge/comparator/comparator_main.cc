@@ -6,12 +6,12 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
+#include "common/access/held_bytes.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
 #include "common/http/metrics_page.h"
 #include "common/rpc/calls_memory_flag.h"
 #include "common/rpc/channel_flags.h"
-#include "common/rpc/held_bytes.h"
 #include "common/rpc/port_file.h"
 #include "common/rpc/server_flags.h"
 #include "common/rpc/server_runner.h"

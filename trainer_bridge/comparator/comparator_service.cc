@@ -6,9 +6,9 @@
 
 #include "common/base/status_macros.h"
 #include "common/rpc/service_metrics.h"
-#include "common/rpc/status_convert.h"
 #include "common/rpc/steady_time.h"
 #include "common/rpc/unary_call.h"
+#include "proto/isobit/status_convert.h"
 #include "trainer_bridge/comparator/comparator_metrics.h"
 #include "trainer_bridge/comparator/compare_session.h"
 #include "trainer_bridge/comparator/localise.h"

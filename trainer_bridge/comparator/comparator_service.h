@@ -8,9 +8,9 @@
 #include <mutex>
 #include <vector>
 
+#include "common/access/call_gate.h"
+#include "common/access/held_bytes.h"
 #include "common/metrics/metrics.h"
-#include "common/rpc/call_gate.h"
-#include "common/rpc/held_bytes.h"
 #include "isobit/v1/comparator.grpc.pb.h"
 #include "trainer_bridge/comparator/history.h"
 #include "trainer_bridge/comparator/recording.h"

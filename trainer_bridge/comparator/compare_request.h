@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "common/rpc/quota.h"
+#include "common/access/quota.h"
 #include "isobit/v1/comparator.pb.h"
 
 namespace isobit {

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/rpc/held_bytes.h"
+#include "common/access/held_bytes.h"
 #include "common/rpc/steady_time.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/comparator.pb.h"

@@ -12,7 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 #include "trainer_bridge/comparator/gap.h"
 #include "trainer_bridge/comparator/pairing.h"
 

@@ -9,8 +9,8 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "common/rpc/call_gate.h"
-#include "common/rpc/held_bytes.h"
+#include "common/access/call_gate.h"
+#include "common/access/held_bytes.h"
 #include "isobit/v1/comparator.pb.h"
 #include "trainer_bridge/comparator/history.h"
 #include "trainer_bridge/comparator/report.h"

@@ -14,11 +14,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/rpc/channel_security.h"
-#include "common/rpc/status_convert.h"
 #include "common/rpc/steady_time.h"
 #include "isobit/v1/comparator.pb.h"
 #include "isobit/v1/rollout.grpc.pb.h"
 #include "isobit/v1/scorer.grpc.pb.h"
+#include "proto/isobit/status_convert.h"
 
 namespace isobit {
 

@@ -9,14 +9,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/access/access_list.h"
+#include "common/access/audit_log.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/access_list.h"
-#include "common/rpc/audit_log.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
-#include "common/rpc/status_convert.h"
 #include "common/rpc/steady_time.h"
+#include "proto/isobit/status_convert.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
 namespace isobit {
@@ -76,7 +76,7 @@ absl::Status GroupLeader::Listen() {
   SetServerArguments(builder, kMaxGroupMessageBytes, kMaxGroupMessageBytes);
   // It ends the call of a member that the access file no longer names, and with it the group.
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
-  interceptors.push_back(options_.gate->Interceptor());
+  interceptors.push_back(options_.gate->InterceptorFor(Listener::kAdmin));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::UnavailableError("shard group: cannot start the server");

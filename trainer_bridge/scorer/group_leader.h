@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/rpc/call_gate.h"
+#include "common/access/call_gate.h"
 #include "common/rpc/connection_acceptor.h"
 #include "isobit/v1/shard_group.grpc.pb.h"
 #include "trainer_bridge/scorer/remote_ranks.h"

@@ -8,10 +8,10 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/rpc/channel.h"
-#include "common/rpc/status_convert.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/pack_model.h"
 #include "kernels/model/prepare_weights.h"
+#include "proto/isobit/status_convert.h"
 #include "trainer_bridge/scorer/group_messages.h"
 
 namespace isobit {

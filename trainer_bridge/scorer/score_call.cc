@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 
 namespace isobit {
 namespace {

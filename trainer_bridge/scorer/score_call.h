@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/access/held_bytes.h"
 #include "common/metrics/metrics.h"
-#include "common/rpc/held_bytes.h"
 #include "common/rpc/stream_writer.h"
 #include "isobit/v1/scorer.pb.h"
 #include "trainer_bridge/scorer/score_messages.h"

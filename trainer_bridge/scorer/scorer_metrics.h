@@ -4,8 +4,8 @@
 
 #include <memory>
 
+#include "common/access/held_bytes.h"
 #include "common/metrics/metrics.h"
-#include "common/rpc/held_bytes.h"
 #include "trainer_bridge/scorer/scorer.h"
 
 namespace isobit {

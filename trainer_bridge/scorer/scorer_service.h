@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/rpc/call_gate.h"
-#include "common/rpc/held_bytes.h"
+#include "common/access/call_gate.h"
+#include "common/access/held_bytes.h"
 #include "isobit/v1/scorer.grpc.pb.h"
 #include "trainer_bridge/scorer/score_messages.h"
 #include "trainer_bridge/scorer/scorer.h"

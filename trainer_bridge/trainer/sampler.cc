@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "common/rpc/status_convert.h"
+#include "proto/isobit/status_convert.h"
 #include "trainer_bridge/trainer/stop_signal.h"
 
 namespace isobit::trainer {

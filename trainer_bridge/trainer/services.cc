@@ -13,9 +13,9 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/weight_digest.h"
 #include "common/rpc/channel.h"
-#include "common/rpc/status_convert.h"
 #include "common/rpc/steady_time.h"
 #include "common/rpc/weight_stream.h"
+#include "proto/isobit/status_convert.h"
 #include "trainer_bridge/trainer/stop_signal.h"
 
 namespace isobit::trainer {

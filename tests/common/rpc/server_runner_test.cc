@@ -62,6 +62,31 @@ TEST(ServerRunnerTest, HealthFollowsReadinessAndStopEndsWaitWithZero) {
   EXPECT_EQ(health_while_draining, "NOT_SERVING");
 }
 
+TEST(ServerRunnerTest, BothPortsServeAndEndTogether) {
+  const testing_support::TempDir scratch;
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const ServerSecurity security,
+                              MakeServerSecurity({.has_admin_port = true}, "127.0.0.1"));
+  IdleService service;
+  ServerRunner runner(
+      ServerOptions{.security = security, .admin_port = 0, .port_file = scratch.File("port")});
+  runner.Register(&service, v1::RolloutService::service_full_name());
+  ISOBIT_ASSERT_OK(runner.Start());
+  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  for (const char* name : {"port", "port.admin"}) {
+    const int port = testing_support::PortIn(scratch.File(name));
+    channels.push_back(MakeChannel("127.0.0.1:" + std::to_string(port)));
+    EXPECT_EQ(Health(*channels.back(), "isobit.v1.RolloutService"), "NOT_SERVING") << name;
+  }
+  runner.SetServing(true);
+  for (const auto& channel : channels) EXPECT_EQ(Health(*channel, ""), "SERVING");
+  runner.Stop();
+  EXPECT_EQ(runner.Wait([&] {
+    for (const auto& channel : channels) EXPECT_EQ(Health(*channel, ""), "NOT_SERVING");
+  }),
+            0);
+  for (const auto& channel : channels) EXPECT_EQ(Health(*channel, ""), "14") << "unavailable";
+}
+
 TEST(ServerRunnerTest, FailTurnsNotServingAndEndsWaitWithOne) {
   IdleService service;
   ServerRunner runner(ServerOptions{});

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "common/rpc/channel.h"
-#include "common/rpc/status_convert.h"
 #include "gtest/gtest.h"
+#include "proto/isobit/status_convert.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/wall_clock.h"
 #include "tests/trainer_bridge/comparator/fake_upstreams.h"

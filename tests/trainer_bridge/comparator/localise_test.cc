@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "common/rpc/channel.h"
-#include "common/rpc/status_convert.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/isobit/status_convert.h"
 #include "tests/support/status_matchers.h"
 #include "tests/trainer_bridge/comparator/fake_upstreams.h"
 #include "trainer_bridge/comparator/comparator_service.h"
