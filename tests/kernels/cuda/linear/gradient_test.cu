@@ -149,10 +149,7 @@ void ExpectInputGradient(const InputCase& c) {
   expect("chosen", LaunchInputGradient(args, {}));
 }
 
-class GradientTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using GradientTest = testing_support::GpuTest;
 
 TEST_F(GradientTest, InputGradients) {
   Random random(1);

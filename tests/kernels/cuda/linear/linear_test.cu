@@ -339,9 +339,8 @@ Problem RandomProblem(Random& random, int64_t max_rows = 80) {
   return p;
 }
 
-class LinearTest : public testing::Test {
+class LinearTest : public testing_support::GpuTest {
  protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
   void TearDown() override { std::printf("launches so far: %ld\n", static_cast<long>(launches)); }
 };
 

@@ -191,10 +191,7 @@ void ExpectBits(const Case& c) {
   c.output == Output::kFp32 ? ExpectBits<float>(c) : ExpectBits<Bf16>(c);
 }
 
-class StackedLinearTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using StackedLinearTest = testing_support::GpuTest;
 
 TEST_F(StackedLinearTest, RandomCases) {
   Random random(1);

@@ -382,10 +382,7 @@ class Batch {
   DeviceBuffer<unsigned char> workspace_;
 };
 
-class DeviceLogProbsTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using DeviceLogProbsTest = testing_support::GpuTest;
 
 TEST_F(DeviceLogProbsTest, MixedBatchesOfManySizes) {
   for (const int64_t rows : {1, 2, 7, Scaled(33), Scaled(150)}) {
