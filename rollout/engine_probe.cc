@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/config/token_ids.h"
 #include "rollout/engine.h"
 
 namespace isobit {
@@ -14,13 +15,7 @@ absl::Status Engine::CheckProbe(const std::vector<int32_t>& tokens) const {
     return absl::InvalidArgumentError(
         absl::StrCat("token_ids: ", tokens.size(), " entries, expected 1 to ", most));
   }
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < 0 || tokens[i] >= config_.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat("token_ids[", i, "]: ", tokens[i],
-                                                     ", expected [0, ", config_.vocab_size, ")"));
-    }
-  }
-  return absl::OkStatus();
+  return CheckTokenIds("token_ids", tokens, config_.vocab_size);
 }
 
 void Engine::Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply<ProbeResult> reply,

@@ -47,7 +47,7 @@ class HistoryStore {
   explicit HistoryStore(size_t max_bytes) : max_bytes_(max_bytes) {}
 
   // INVARIANT: a client's texts serve only that client's requests; otherwise response times would
-  // reveal what others have asked (HistoryStoreTest.ClientsDoNotSeeEachOther).
+  // reveal what others have asked (DraftersTest.ClientsDoNotSeeEachOther).
   std::shared_ptr<const PromptTexts> Open(const std::string& client,
                                           absl::Span<const int32_t> prompt);
   void Add(const std::string& client, absl::Span<const int32_t> prompt,

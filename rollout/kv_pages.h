@@ -39,7 +39,7 @@ class PageTable {
 };
 
 // Not thread-safe. INVARIANT: a page is free, or in as many tables as its count says, or in the
-// cache and in no table (PrefixSharingTest.KeepsCountsOverRandomOperations).
+// cache and in no table (PrefixSharingDepthTest.KeepsCountsOverRandomOperations).
 class KvPages {
  public:
   // num_pages > 0 pages of page_size > 0 tokens, all free. max_cached: bound of the cached pages.

@@ -91,9 +91,14 @@ absl::Status ModelRunner::Serve(const PreparedRanks& prepared) {
 
 absl::StatusOr<ProbeReport> ModelRunner::Probe(absl::Span<const int32_t> tokens,
                                                const ProbeWanted& wanted) {
+  std::vector<ProbedRank*> probed;
+  for (const auto& rank : ranks_) probed.push_back(rank->probed());
+  if (std::ranges::find(probed, nullptr) != probed.end()) {
+    return absl::UnimplementedError("this backend computes without a forward pass to probe");
+  }
   const ProbePass pass(tokens, page_size_);
   absl::Status done;
-  for (const auto& rank : ranks_) {
+  for (ProbedRank* const rank : probed) {
     if (done.ok()) done = rank->PrepareProbe(pass);
   }
   std::vector<ForwardProbe> probes;
@@ -103,9 +108,9 @@ absl::StatusOr<ProbeReport> ModelRunner::Probe(absl::Span<const int32_t> tokens,
     probes.emplace_back(config_, shape, wanted);
   }
   if (done.ok()) {
-    done = OnEachRank([&](RankExecutor& rank, size_t r) { return rank.RunProbe(pass, probes[r]); });
+    done = threads_.Run([&](size_t r) { return probed[r]->RunProbe(pass, probes[r]); });
   }
-  for (const auto& rank : ranks_) rank->DropProbe();
+  for (ProbedRank* const rank : probed) rank->DropProbe();
   ISOBIT_RETURN_IF_ERROR(done);
   return ForwardProbe::Merge(probes);
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/access/held_bytes.h"
 #include "common/base/status_macros.h"
+#include "common/config/token_ids.h"
 #include "common/rpc/probe_proto.h"
 #include "common/rpc/server_info.h"
 #include "common/rpc/unary_call.h"
@@ -160,7 +161,7 @@ grpc::ServerUnaryReactor* RolloutService::Probe(grpc::CallbackServerContext* con
       context, *gate_, ReadProbe<ProbeWanted>(*request), [this] { engine_.Wake(); },
       [&](const ProbeWanted& wanted, const std::shared_ptr<UnaryCall>& call) {
         engine_.Probe(
-            ProbeTokens(*request), wanted,
+            TokenIdsFromWire(request->token_ids()), wanted,
             [this, call, response,
              tensors = request->tensor_digests()](const absl::StatusOr<ProbeResult>& result) {
               if (result.ok()) {

@@ -7,9 +7,7 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "common/base/rank_count.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
@@ -37,8 +35,6 @@ ABSL_FLAG(bool, peer_memory, true,
 ABSL_FLAG(int64_t, peer_timeout_ms, 2000,
           "How long a rank's GPU waits for another rank before the service fails "
           "(--backend=cuda).");
-ABSL_FLAG(std::string, inject_gpu_fault, "",
-          "RANK:STEP makes that rank's GPU fail in that step, to test what happens then.");
 ABSL_FLAG(int, page_size, 16,
           "Tokens in a KV page. Prompts share whole pages, so smaller ones share more.");
 ABSL_FLAG(int, num_pages, 0,
@@ -183,24 +179,6 @@ absl::StatusOr<CudaRankOptions> CudaOptionsFromFlags() {
   return options;
 }
 
-// backend: of `num_ranks` ranks. On CPUs the flag is checked, but no fault happens.
-absl::StatusOr<InjectedFault> FaultFromFlags(const BackendSettings& backend, int num_ranks) {
-  InjectedFault fault;
-  const std::string flag = absl::GetFlag(FLAGS_inject_gpu_fault);
-  if (flag.empty()) return fault;
-  const std::pair<std::string, std::string> parts = absl::StrSplit(flag, absl::MaxSplits(':', 1));
-  if (!absl::SimpleAtoi(parts.first, &fault.rank) || !absl::SimpleAtoi(parts.second, &fault.step) ||
-      fault.rank < 0 || fault.rank >= num_ranks) {
-    return absl::InvalidArgumentError(absl::StrCat("--inject_gpu_fault is \"", flag,
-                                                   "\", expected RANK:STEP, with RANK from 0 to ",
-                                                   num_ranks - 1));
-  }
-  if (backend.backend == BackendKind::kCuda) {
-    fault.device = backend.devices[static_cast<size_t>(fault.rank)];
-  }
-  return fault;
-}
-
 // Sets the limits for which no flag was given.
 absl::Status ChooseLimits(const RolloutSettings& settings, const ModelConfig& config,
                           SchedulerLimits& limits) {
@@ -264,7 +242,7 @@ absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
   cuda.fast_path = settings.engine.scheduler.fast_path.is_on();
   const SpeculationOptions& speculation = settings.engine.speculation;
   if (speculation.make_drafters) cuda.max_guesses = static_cast<int>(speculation.max_guesses);
-  return MakeCudaRanks(cuda, settings.fault);
+  return MakeCudaRanks(cuda);
 }
 
 }  // namespace
@@ -289,8 +267,6 @@ absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
   ISOBIT_ASSIGN_OR_RETURN(settings.backend,
                           BackendSettingsFromFlags(engine.runner.tensor_parallel_size));
   ISOBIT_ASSIGN_OR_RETURN(settings.cuda, CudaOptionsFromFlags());
-  ISOBIT_ASSIGN_OR_RETURN(settings.fault,
-                          FaultFromFlags(settings.backend, engine.runner.tensor_parallel_size));
   ISOBIT_ASSIGN_OR_RETURN(settings.limits, StreamLimitsFromFlags());
   ISOBIT_ASSIGN_OR_RETURN(settings.server, ServerOptionsFromFlags());
   engine.runner.time_steps = settings.server.metrics_port.has_value();
@@ -314,6 +290,7 @@ absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
   if (runner.max_positions == 0) runner.max_positions = context;
   runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
   ISOBIT_ASSIGN_OR_RETURN(runner.make_rank, ChooseRanks(settings));
+  if (settings.wrap_ranks) runner.make_rank = settings.wrap_ranks(std::move(runner.make_rank));
   if (settings.backend.backend == BackendKind::kCuda) {
     const auto bytes =
         static_cast<double>(NumParameters(Describe(config)) * sizeof(contract::Bf16));

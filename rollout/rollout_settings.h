@@ -3,6 +3,7 @@
 #define ISOBIT_ROLLOUT_ROLLOUT_SETTINGS_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -10,8 +11,8 @@
 #include "common/checkpoint/model_config.h"
 #include "common/rpc/server_runner.h"
 #include "kernels/runtime/cuda_rank_options.h"
-#include "kernels/runtime/fault_injector.h"
 #include "kernels/runtime/model_flags.h"
+#include "kernels/runtime/rank_executor.h"
 #include "rollout/engine.h"
 #include "rollout/generate_stream.h"
 
@@ -22,13 +23,14 @@ struct RolloutSettings {
   EngineOptions engine;  // FitToModel adds what depends on the model
   BackendSettings backend;
   CudaRankOptions cuda;        // without devices
-  InjectedFault fault;         // for tests
   int64_t kv_cache_bytes = 0;  // of all ranks together, on CPUs
   StreamLimits limits;
   WeightStreamLimits weight_stream;
   ServerOptions server;
   bool vllm_face = false;      // also serve the service of vllm_service.h
   std::string vllm_tokenizer;  // VllmModelNames::tokenizer
+  // What the ranks are wrapped in; null: nothing. No flag sets it: tests' programs do.
+  std::function<MakeRank(MakeRank)> wrap_ranks;
 };
 
 // INVALID_ARGUMENT names the flag. Other errors: those of ServerOptionsFromFlags.

@@ -1,10 +1,12 @@
-"""Checks the documents: links lead somewhere, and what docs/architecture names exists.
+"""Checks the documents: links lead somewhere, and what docs/architecture and comments name exists.
 
 Of every page, each relative link must lead to a file or folder, and its anchor to a heading. A page of
 docs/architecture names a file as `folder/file.cc`, from the root, and a function, type or constant as
 `folder/file.cc:Name`: the file must exist, and define or declare the name; a call or a comment is not enough.
+Of the C++ sources, comments may name a file with its folders, and a test as `SuiteTest.Name` or `SuiteTest.Na*`.
 """
 
+import fnmatch
 import re
 import tempfile
 import unittest
@@ -18,6 +20,11 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:h|cc|cuh?|inc|py|proto|txt|md|json))(?::([A-Za-z_][\w:]*))?`")
 COMMENT = re.compile(r"//[^\n]*")
+SOURCES = ("common", "kernels", "rollout", "trainer_bridge")
+TEST = re.compile(r"\bTEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\)")
+SUITE = re.compile(r"^class (\w+Test)\(", re.MULTILINE)  # of Python
+NAMED_TEST = re.compile(r"\b[A-Z]\w*Test\.(?:[A-Z]\w*\*?|\*)")
+NAMED_FILE = re.compile(rf"(?<![\w/])(?:{'|'.join(SOURCES)}|tests|docs)/[\w/]+\.(?:h|cc|cuh?|inc|py|md)\b")
 # Between a function's parameters and its body: qualifiers, a return type, a constructor's list.
 BODY = re.compile(r"\s*(?:const|noexcept|override|final|\s)*(?:->[^;{]*)?(?::[^;{]*)?\{")
 DECLARED = re.compile(r"\s*(?:const|noexcept|override|final|\s)*(?:=\s*0\s*)?;")
@@ -106,6 +113,22 @@ def name_faults(root: Path, page: Path) -> list[str]:
     return faults
 
 
+def comment_faults(root: Path) -> list[str]:
+    """The tests and files that comments under SOURCES name and that do not exist."""
+    tests = set()
+    for path in root.glob("tests/**/*.*"):
+        if path.suffix in (".cc", ".cu"):
+            tests |= {".".join(found) for found in TEST.findall(path.read_text("utf-8"))}
+        elif path.suffix == ".py":
+            tests |= {f"{suite}." for suite in SUITE.findall(path.read_text("utf-8"))}
+    sources = [path for folder in SOURCES for path in (root / folder).glob("**/*.*")]
+    comments = [comment for path in sources for comment in COMMENT.findall(path.read_text("utf-8"))]
+    named = {name for comment in comments for name in NAMED_TEST.findall(comment)}
+    files = {name for comment in comments for name in NAMED_FILE.findall(comment)}
+    gone = [name for name in named if not fnmatch.filter(tests, name)]
+    return sorted(gone + [name for name in files if not (root / name).is_file()])
+
+
 def long_lines(page: Path) -> list[str]:
     """The lines of a page's prose that are too long. Tables may be wider."""
     lines = FENCE.sub("", page.read_text("utf-8")).splitlines()
@@ -129,6 +152,9 @@ class RepositoryTest(unittest.TestCase):
             with self.subTest(page=page.name):
                 self.assertEqual(name_faults(ROOT, page), [])
                 self.assertEqual(long_lines(page), [])
+
+    def test_what_comments_name_is_there(self):
+        self.assertEqual(comment_faults(ROOT), [])
 
 
 class ControlTest(unittest.TestCase):
@@ -199,6 +225,19 @@ absl::Status Other::Stop() {
         self.assertEqual(name_faults(self.root, self.page), [])
         self.page.write_text("`a/b.py:walk` `a/b.proto:World`\n")
         self.assertEqual(len(name_faults(self.root, self.page)), 2)
+
+    def test_comments_are_looked_up(self):
+        for folder in ("tests", "rollout"):
+            (self.root / folder).mkdir()
+        (self.root / "tests" / "a_test.cc").write_text("TEST_P(AlphaTest, IsFirst) {}\n")
+        source = self.root / "rollout" / "a.h"
+        source.write_text(
+            "// (AlphaTest.IsFirst, AlphaTest.Is*, AlphaTest.*; rollout/a.h).\nBetaTest.Runs();\n"
+        )
+        self.assertEqual(comment_faults(self.root), [])
+        source.write_text("// (AlphaTest.IsLast, BetaTest.*, AlphaTest.Was*; tests/b_test.cc).\n")
+        expected = ["AlphaTest.IsLast", "AlphaTest.Was*", "BetaTest.*", "tests/b_test.cc"]
+        self.assertEqual(comment_faults(self.root), expected)
 
     def test_long_lines_are_found(self):
         self.page.write_text(f"| {'x' * 200} |\n{'y' * 120}\n```\n{'z' * 130}\n```\n")

@@ -43,7 +43,11 @@ class NullRank final : public RankExecutor {
     return absl::OkStatus();
   }
 
+  RankMemory memory() const override { return {}; }
+  bool has_fast_path() const override { return false; }
+  ProbedRank* probed() override { return nullptr; }
   ResidentWeights* weights() override { return nullptr; }
+  KvCache* kv_cache() override { return nullptr; }
   absl::Status Serve(const PreparedBlocks& /*prepared*/) override { return absl::OkStatus(); }
 
  private:

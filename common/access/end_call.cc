@@ -17,7 +17,8 @@ OpenCall OpenCallOf(grpc::ServerContextBase& context) {
 
 // The documentation of grpc_call_cancel_with_status says that the peer does not see the status. A
 // server of gRPC 1.51 sends it, as trailers. INVARIANT: the client sees it
-// (CallGateTest.AStreamEndsWithTheRefusalOfANewCall, HealthWatchesTest.*, ServerProcessTest.*).
+// (AccessChangesTest.AStreamEndsWithTheRefusalOfANewCall, HealthWatchesTest.*,
+// ServerProcessTest.*).
 void EndCall(const OpenCall& call, const absl::Status& status) {
   const grpc::Status wire = ToGrpcStatus(status);
   grpc_call_cancel_with_status(call.get(), static_cast<grpc_status_code>(wire.error_code()),

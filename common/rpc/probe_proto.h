@@ -4,7 +4,6 @@
 #define ISOBIT_COMMON_RPC_PROBE_PROTO_H_
 
 #include <cstdint>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -13,15 +12,6 @@
 #include "isobit/v1/types.pb.h"
 
 namespace isobit {
-
-// The tokens. Ids that do not fit into an int32 become -1, which the engines refuse.
-inline std::vector<int32_t> ProbeTokens(const v1::ProbeRequest& request) {
-  std::vector<int32_t> tokens;
-  for (const uint32_t id : request.token_ids()) {
-    tokens.push_back(id <= 0x7FFFFFFFu ? static_cast<int32_t>(id) : -1);
-  }
-  return tokens;
-}
 
 // Wanted: ProbeWanted of kernels/model/forward_probe.h. INVALID_ARGUMENT: the op does not exist, or
 // a row comes without a site or is beyond the tokens.

@@ -278,7 +278,7 @@ int ServerRunner::Wait(const std::function<void()>& drain) {
   // gRPC's Shutdown would cancel them.
   calls_->WaitForNone(deadline);
   // INVARIANT: what is late ends with UNAVAILABLE, which clients retry; never with CANCELLED
-  // (ServerProcessTest.*, tests/e2e/drain_test.py).
+  // (ServerProcessTest.*, tests/e2e/lifecycle_test.py).
   if (const size_t late = calls_->EndAll(absl::UnavailableError("the server has stopped"))) {
     ISOBIT_LOG(Warning) << late << " calls that have not finished are ended";
   }

@@ -19,8 +19,8 @@
 
 namespace isobit {
 
-absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options, const InjectedFault& fault) {
-  return WithFault(MakeCudaRank(options), fault);
+absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options) {
+  return MakeCudaRank(options);
 }
 
 absl::StatusOr<int64_t> FreeGpuBytes(int device) {

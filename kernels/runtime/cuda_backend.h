@@ -12,7 +12,6 @@
 #include "common/config/numerics_mode.h"
 #include "common/parallel/weight_broadcast.h"
 #include "kernels/runtime/cuda_rank_options.h"
-#include "kernels/runtime/fault_injector.h"
 #include "kernels/runtime/rank_backend.h"
 #include "kernels/runtime/rank_executor.h"
 
@@ -20,7 +19,7 @@ namespace isobit {
 
 // Ranks of the rollout, which run steps. Making a rank can fail as in MakeCudaRank
 // (kernels/runtime/cuda_executor.h).
-absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options, const InjectedFault& fault);
+absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& options);
 
 // The free memory of a GPU, in bytes.
 absl::StatusOr<int64_t> FreeGpuBytes(int device);

@@ -13,10 +13,7 @@ absl::Status Absent() {
 
 }  // namespace
 
-absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& /*options*/,
-                                       const InjectedFault& /*fault*/) {
-  return Absent();
-}
+absl::StatusOr<MakeRank> MakeCudaRanks(const CudaRankOptions& /*options*/) { return Absent(); }
 
 absl::StatusOr<int64_t> FreeGpuBytes(int /*device*/) { return Absent(); }
 

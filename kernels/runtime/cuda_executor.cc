@@ -22,6 +22,7 @@
 #include "common/parallel/nccl_weight_senders.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/rows/step_kernels.h"
+#include "kernels/model/probed_pass.h"
 #include "kernels/runtime/cuda_rank_group.h"
 #include "kernels/runtime/fast_path.h"
 #include "kernels/runtime/rank_exchange.h"
@@ -37,7 +38,7 @@ namespace {
 // 0.2 GB on an H200, and NCCL took 0.8 GB more.
 constexpr size_t kLaterBytes = size_t{2} << 30;
 
-class CudaExecutor final : public RankExecutor {
+class CudaExecutor final : public RankExecutor, private ProbedRank {
  public:
   static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(
       const RankOptions& options, const CudaRankOptions& cuda_options,
@@ -121,6 +122,7 @@ class CudaExecutor final : public RankExecutor {
     transformer_.DropProbe();
   }
 
+  ProbedRank* probed() override { return this; }
   ResidentWeights* weights() override { return weights_.get(); }
   KvCache* kv_cache() override { return cache_.has_value() ? &*cache_ : nullptr; }
 
@@ -183,19 +185,11 @@ class CudaExecutor final : public RankExecutor {
 
   absl::Status ComputeProbe(const ProbePass& pass, ForwardProbe& probe) {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
-    auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
-    const Batch batch = {.ids = pass.ids, .sequences = {pass.sequence}};
     // A rank whose host is slow would let its peers' kernels wait beyond their timeout.
     probe.ReadFrom(ops_->device(), [this] { return options_.comm.Barrier(); });
-    transformer_.SetProbe(&probe);
-    const absl::Status done = transformer_.Forward(batch, *weights_, *probe_cache_, hidden);
-    transformer_.SetProbe(nullptr);
-    ISOBIT_RETURN_IF_ERROR(done);
-    const auto last = static_cast<int64_t>(pass.ids.size()) - 1;
-    ISOBIT_RETURN_IF_ERROR(transformer_.Logits(hidden + last * options_.config.hidden_size, 1,
-                                               *weights_, draws_->logits(),
-                                               layout_.shape().vocab.size()));
-    ISOBIT_RETURN_IF_ERROR(probe.SeeLogits(draws_->logits(), last));
+    auto* const hidden = reinterpret_cast<Bf16*>(hidden_.get());
+    ISOBIT_RETURN_IF_ERROR(RunProbedPass(
+        transformer_, pass, *weights_, {layout_, *probe_cache_, hidden, draws_->logits()}, probe));
     return CheckPeers();
   }
 

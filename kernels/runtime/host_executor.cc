@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "kernels/gather_all_reduce.h"
-#include "kernels/ops/log_probs.h"
+#include "kernels/model/probed_pass.h"
 
 namespace isobit {
 namespace {
@@ -33,7 +33,7 @@ struct Path {
   Transformer transformer;
 };
 
-class HostExecutor final : public RankExecutor {
+class HostExecutor final : public RankExecutor, private ProbedRank {
  public:
   // fast_ops: may be null. embedding: where rank 0 keeps the one that all ranks of an engine read;
   // set by rank 0.
@@ -117,21 +117,10 @@ class HostExecutor final : public RankExecutor {
   }
 
   absl::Status RunProbe(const ProbePass& pass, ForwardProbe& probe) override {
-    const auto width = static_cast<size_t>(layout_.config().hidden_size);
-    const auto columns = static_cast<size_t>(layout_.shape().vocab.size());
-    Grow(hidden_, pass.ids.size() * width);
-    Grow(logits_, columns);
-    const Batch batch = {.ids = pass.ids, .sequences = {pass.sequence}};
-    Transformer& transformer = path_.transformer;
-    transformer.SetProbe(&probe);
-    const absl::Status done = transformer.Forward(batch, *weights_, *probe_cache_, hidden_.data());
-    transformer.SetProbe(nullptr);
-    ISOBIT_RETURN_IF_ERROR(done);
-    const auto last = static_cast<int64_t>(pass.ids.size()) - 1;
-    ISOBIT_RETURN_IF_ERROR(transformer.Logits(hidden_.data() + static_cast<size_t>(last) * width, 1,
-                                              *weights_, logits_.data(),
-                                              static_cast<int64_t>(columns)));
-    return probe.SeeLogits(logits_.data(), last);
+    Grow(hidden_, pass.ids.size() * static_cast<size_t>(layout_.config().hidden_size));
+    Grow(logits_, static_cast<size_t>(layout_.shape().vocab.size()));
+    return RunProbedPass(path_.transformer, pass, *weights_,
+                         {layout_, *probe_cache_, hidden_.data(), logits_.data()}, probe);
   }
 
   void DropProbe() override {
@@ -139,6 +128,7 @@ class HostExecutor final : public RankExecutor {
     path_.transformer.DropProbe();
   }
 
+  ProbedRank* probed() override { return this; }
   ResidentWeights* weights() override { return weights_.get(); }
   KvCache* kv_cache() override { return cache_.has_value() ? &*cache_ : nullptr; }
 

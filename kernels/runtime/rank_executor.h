@@ -68,15 +68,31 @@ struct RankMemory {
   size_t total() const { return weights + kv_cache + activations; }
 };
 
+// A pass over one sequence that a probe observes, apart from steps and their KV cache. No step is
+// in flight. All ranks of a group get the same calls in the same order.
+class ProbedRank {
+ public:
+  virtual ~ProbedRank() = default;
+
+  // Allocates the pass's memory. RESOURCE_EXHAUSTED: there is none.
+  virtual absl::Status PrepareProbe(const ProbePass& pass) = 0;
+  // On the rank's thread. An error is final.
+  virtual absl::Status RunProbe(const ProbePass& pass, ForwardProbe& probe) = 0;
+  // Frees the memory, also after an error.
+  virtual void DropProbe() = 0;
+};
+
 // Launch, Collect and Serve are called on one thread, the rank's own. All ranks of a group get the
 // same calls in the same order. Errors are final: afterwards the ranks' states may differ.
+//
+// Every method is pure, so that a decorator cannot forget to forward one: it would not compile.
 class RankExecutor {
  public:
   virtual ~RankExecutor() = default;
   virtual std::string backend() const = 0;  // e.g. "cpu/avx512"
 
   // Any thread may call it.
-  virtual RankMemory memory() const { return {}; }
+  virtual RankMemory memory() const = 0;
 
   // How many steps may be launched before the first of them is collected. 2: the host prepares a
   // step while the one before it is computed, and `feeds` may be used.
@@ -84,7 +100,7 @@ class RankExecutor {
 
   // Whether steps may be `fast`: their layers are computed with other numerics, on the same weights
   // and KV cache. Tokens are drawn in the same way.
-  virtual bool has_fast_path() const { return false; }
+  virtual bool has_fast_path() const = 0;
 
   // The most KV pages for which the backend has memory, in addition to everything else that the
   // rank uses. RESOURCE_EXHAUSTED: there is none for a single page.
@@ -100,21 +116,12 @@ class RankExecutor {
   // rank has drawn; each row is drawn by one rank.
   virtual absl::Status Collect(ModelStep& step) = 0;
 
-  // A pass that `probe` observes, apart from steps and their KV cache. No step is in flight.
-  // PrepareProbe allocates its memory, DropProbe frees it. UNIMPLEMENTED: this backend cannot
-  // probe. RESOURCE_EXHAUSTED: there is no memory. An error of RunProbe is final.
-  virtual absl::Status PrepareProbe(const ProbePass& /*pass*/) {
-    return absl::UnimplementedError("this backend computes without a forward pass to probe");
-  }
-  virtual absl::Status RunProbe(const ProbePass& /*pass*/, ForwardProbe& /*probe*/) {
-    return absl::UnimplementedError("this backend computes without a forward pass to probe");
-  }
-  virtual void DropProbe() {}
-
+  // Null: the rank computes without a forward pass that a probe could observe.
+  virtual ProbedRank* probed() = 0;
   // The rank's weights, for ResidentStore on any thread; null if it computes without weights.
   virtual ResidentWeights* weights() = 0;
   // The rank's cache; null if it computes without one, or before AllocateKvCache.
-  virtual KvCache* kv_cache() { return nullptr; }
+  virtual KvCache* kv_cache() = 0;
 
   // From the next step on, the prepared blocks are the weights; all ranks get the same version.
   // Every launched step must have been collected.

@@ -254,7 +254,8 @@ class LocaliseTest(ServiceTest):
         for client in (self.rollout, self.scorer):
             for arguments, expected in (
                 (([],), "token_ids: 0 entries"),
-                (([10**6],), r"token_ids\[0\]: 1000000"),
+                (([1, 10**6],), r"token_ids\[1\]: expected a token id in \[0, \d+\), got 1000000"),
+                (([2**32 - 1],), r"token_ids\[0\]: expected .*, got 4294967295"),
                 (([1] * 100_000,), "token_ids: 100000 entries"),
             ):
                 with self.assertRaisesRegex(InvalidArgumentError, expected):

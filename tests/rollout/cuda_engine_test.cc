@@ -15,13 +15,14 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/runtime/cuda_executor.h"
-#include "kernels/runtime/fault_injector.h"
 #include "kernels/runtime/step_graphs.h"
 #include "tests/rollout/cuda_engine_fixture.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/rollout/step_rows.h"
 #include "tests/support/bitwise.h"
+#include "tests/support/faulty_rank.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/trap_gpu.h"
 
 namespace isobit {
 namespace {
@@ -384,9 +385,11 @@ TEST_P(CudaEngineFaultTest, AFaultOnOneGpuEndsTheEngine) {
         ranks.peer_timeout = absl::Seconds(1);
         if (GetParam()) ranks.overlap_rows = 2;
         EngineOptions options = OnGpus(ranks);
-        options.runner.make_rank =
-            WithFault(options.runner.make_rank,
-                      {.rank = 1, .step = GetParam() ? 0 : 3, .device = ranks.devices[1]});
+        options.runner.make_rank = testing_support::WithFault(
+            options.runner.make_rank,
+            {.rank = 1, .step = GetParam() ? 0 : 3, .happen = [device = ranks.devices[1]] {
+               return testing_support::TrapGpu(device);
+             }});
         absl::Status failure;
         options.on_failure = [&](const absl::Status& status) { failure = status; };
         auto engine = MakeEngine(options);

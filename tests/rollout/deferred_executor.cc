@@ -10,6 +10,7 @@
 
 #include "common/base/status_macros.h"
 #include "gtest/gtest.h"
+#include "tests/support/forwarding_rank.h"
 
 namespace isobit {
 namespace {
@@ -49,19 +50,12 @@ struct Snapshot {
   std::vector<std::pair<int32_t, float>> biases;
 };
 
-class DeferredExecutor final : public RankExecutor {
+class DeferredExecutor final : public testing_support::ForwardingRank {
  public:
   DeferredExecutor(std::unique_ptr<RankExecutor> rank, const RankOptions& options)
-      : rank_(std::move(rank)), comm_(options.comm), page_size_(options.page_size) {}
+      : ForwardingRank(std::move(rank)), comm_(options.comm), page_size_(options.page_size) {}
 
-  std::string backend() const override { return rank_->backend(); }
   int depth() const override { return 2; }
-  bool has_fast_path() const override { return rank_->has_fast_path(); }
-  RankMemory memory() const override { return rank_->memory(); }
-  absl::StatusOr<int32_t> KvPagesThatFit() const override { return rank_->KvPagesThatFit(); }
-  absl::Status AllocateKvCache(int32_t num_pages) override {
-    return rank_->AllocateKvCache(num_pages);
-  }
 
   absl::Status Launch(const ModelStep& step) override {
     if (launched_.size() == 2) return absl::FailedPreconditionError("a third step in flight");
@@ -86,8 +80,8 @@ class DeferredExecutor final : public RankExecutor {
     LogProbResult untouched;
     untouched.token.id = kNoToken;
     own.results.assign(step.results.size(), untouched);
-    ISOBIT_RETURN_IF_ERROR(rank_->Launch(own));
-    ISOBIT_RETURN_IF_ERROR(rank_->Collect(own));
+    ISOBIT_RETURN_IF_ERROR(ForwardingRank::Launch(own));
+    ISOBIT_RETURN_IF_ERROR(ForwardingRank::Collect(own));
     for (size_t i = 0; i < own.results.size(); ++i) {
       const LogProbResult& result = own.results[i];
       if (result.token.id != kNoToken || !result.finite) step.results[i] = result;
@@ -96,12 +90,9 @@ class DeferredExecutor final : public RankExecutor {
     return ShareTokens(own);
   }
 
-  ResidentWeights* weights() override { return rank_->weights(); }
-  KvCache* kv_cache() override { return rank_->kv_cache(); }
-
   absl::Status Serve(const PreparedBlocks& prepared) override {
     if (!launched_.empty()) return absl::FailedPreconditionError("Serve with a step in flight");
-    return rank_->Serve(prepared);
+    return ForwardingRank::Serve(prepared);
   }
 
  private:
@@ -122,7 +113,6 @@ class DeferredExecutor final : public RankExecutor {
     return comm_.Barrier();  // own_tokens_ may change
   }
 
-  const std::unique_ptr<RankExecutor> rank_;
   Communicator& comm_;
   const int32_t page_size_;
   std::deque<std::pair<const ModelStep*, Snapshot>> launched_;

@@ -11,6 +11,7 @@
 #include "rollout/engine.h"
 #include "tests/rollout/engine_fixture.h"
 #include "tests/support/forwarding_backend.h"
+#include "tests/support/forwarding_rank.h"
 #include "tests/support/status_matchers.h"
 
 namespace isobit {
@@ -40,33 +41,26 @@ class FailingOps final : public testing_support::ForwardingBackend {
 };
 
 // Wraps a rank; its n-th call of one kind fails.
-class FailingRank final : public RankExecutor {
+class FailingRank final : public testing_support::ForwardingRank {
  public:
   enum class Call { kLaunch, kCollect, kServe };
   FailingRank(std::unique_ptr<RankExecutor> rank, Call call, int countdown)
-      : rank_(std::move(rank)), call_(call), countdown_(countdown) {}
-  std::string backend() const override { return rank_->backend(); }
-  int depth() const override { return rank_->depth(); }
-  absl::StatusOr<int32_t> KvPagesThatFit() const override { return rank_->KvPagesThatFit(); }
-  absl::Status AllocateKvCache(int32_t num_pages) override {
-    return rank_->AllocateKvCache(num_pages);
-  }
+      : ForwardingRank(std::move(rank)), call_(call), countdown_(countdown) {}
   absl::Status Launch(const ModelStep& step) override {
-    return Fails(Call::kLaunch) ? absl::InternalError("device lost") : rank_->Launch(step);
+    return Fails(Call::kLaunch) ? absl::InternalError("device lost") : ForwardingRank::Launch(step);
   }
   absl::Status Collect(ModelStep& step) override {
-    return Fails(Call::kCollect) ? absl::InternalError("device lost") : rank_->Collect(step);
+    return Fails(Call::kCollect) ? absl::InternalError("device lost")
+                                 : ForwardingRank::Collect(step);
   }
-  ResidentWeights* weights() override { return rank_->weights(); }
-  KvCache* kv_cache() override { return rank_->kv_cache(); }
   absl::Status Serve(const PreparedBlocks& prepared) override {
-    return Fails(Call::kServe) ? absl::InternalError("device lost") : rank_->Serve(prepared);
+    return Fails(Call::kServe) ? absl::InternalError("device lost")
+                               : ForwardingRank::Serve(prepared);
   }
 
  private:
   bool Fails(Call call) { return call == call_ && --countdown_ == 0; }
 
-  const std::unique_ptr<RankExecutor> rank_;
   const Call call_;
   int countdown_;
 };

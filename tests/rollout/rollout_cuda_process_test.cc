@@ -79,7 +79,7 @@ TEST_F(RolloutCudaProcessTest, GeneratesAndDrains) {
 }
 
 TEST_F(RolloutCudaProcessTest, AFaultOnAGpuEndsTheServiceWithinTenSeconds) {
-  ServerProcess process(ROLLOUT_BINARY,
+  ServerProcess process(FAULTY_ROLLOUT_BINARY,
                         Flags({"--inject_gpu_fault=" + std::to_string(ranks_ - 1) + ":50"}));
   const auto channel = process.Connect();
   AwaitServing(*channel);

@@ -102,6 +102,23 @@ TEST_F(RolloutProcessTest, IsNotServingWithoutWeightsAndExitsOne) {
   EXPECT_EQ(process.Join(), 1);
 }
 
+TEST_F(RolloutProcessTest, ARankThatFailsEndsItAndExitsOne) {
+  ServerProcess process(FAULTY_ROLLOUT_BINARY, Flags({"--inject_gpu_fault=1:50"}));
+  const auto channel = process.Connect();
+  AwaitServing(*channel);
+  const auto stub = v1::RolloutService::NewStub(channel);
+  grpc::ClientContext context;
+  const auto reader = stub->Generate(&context, LongRequest());
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+    EXPECT_FALSE(response.has_complete());
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(process.Join(), 1);
+  ServerProcess misused(FAULTY_ROLLOUT_BINARY, Flags({"--inject_gpu_fault=one"}));
+  EXPECT_EQ(misused.Join(), 2);
+}
+
 TEST_F(RolloutProcessTest, RefusesBadFlags) {
   const std::vector<std::string> kBad[] = {
       {"--model="},
@@ -116,7 +133,7 @@ TEST_F(RolloutProcessTest, RefusesBadFlags) {
       {"--threads_per_rank=0"},
       {"--devices=0,1"},
       {"--gpu_memory_fraction=0"},
-      {"--inject_gpu_fault=one"},
+      {"--inject_gpu_fault=0:5"},  // only the tests' program has it
       {"--peer_timeout_ms=0"},
   };
   for (const std::vector<std::string>& flags : kBad) {

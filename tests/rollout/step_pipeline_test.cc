@@ -34,7 +34,11 @@ class RecordingRank final : public RankExecutor {
   }
   absl::StatusOr<int32_t> KvPagesThatFit() const override { return 32; }
   absl::Status AllocateKvCache(int32_t /*num_pages*/) override { return absl::OkStatus(); }
+  RankMemory memory() const override { return {}; }
+  bool has_fast_path() const override { return false; }
+  ProbedRank* probed() override { return nullptr; }
   ResidentWeights* weights() override { return nullptr; }
+  KvCache* kv_cache() override { return nullptr; }
   absl::Status Serve(const PreparedBlocks& /*prepared*/) override { return absl::OkStatus(); }
 
  private:

@@ -18,7 +18,7 @@ import numpy as np
 import ranks
 import torch
 import train
-from completions import Completion, advantages, staleness
+from completions import Completion, advantages, mean, staleness
 from gap import Gap
 from learner import Recipe, Terms
 from run_folder import RunFolder
@@ -56,6 +56,12 @@ class CompletionsTest(unittest.TestCase):
         values = advantages([0.1, 0.7, 0.4, 0.2], 4, True)
         self.assertAlmostEqual(math.fsum(values), 0)
         self.assertAlmostEqual(math.fsum(v * v for v in values), 4)
+
+    # INVARIANT: equal rewards teach nothing, also where their mean is another number.
+    def test_equal_rewards_are_zero(self):
+        self.assertNotEqual(mean([0.1] * 3), 0.1, "control")
+        for by_deviation in (False, True):
+            self.assertEqual(advantages([0.1] * 3, 3, by_deviation), [0.0] * 3)
 
     def test_other_rewards_are_refused(self):
         with self.assertRaisesRegex(ValueError, "groups of 2, got 3"):

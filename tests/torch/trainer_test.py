@@ -1,5 +1,5 @@
-"""Whole runs of isobit-trainer beside the services: after every step it has the weights of the Python loop,
-also after stops; and it sees a gap that is put in.
+"""Whole runs of isobit-trainer beside the services: the weights after every step do not depend on the
+rollout's ranks or on stops, and it sees a gap that is put in.
 
 ISOBIT_TRAINER: the binary.
 """
@@ -24,7 +24,6 @@ import grpc
 import torch
 from safetensors.torch import load_file, save_file
 from support import same_bits
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from isobit import RolloutClient
 from isobit.launch import Setting, run_model_tool, start_comparator, wait_all_serving
@@ -167,15 +166,6 @@ class TrainerTest(ServiceTest):
         """Masters and moments at the end, of a run of isobit-trainer."""
         return load_file(folder / "checkpoints" / f"step-{STEPS:08}" / "state.safetensors")
 
-    def state_in_python(self, folder: Path) -> dict[str, torch.Tensor]:
-        whole = folder / "whole.pt"
-        dcp_to_torch_save(folder / "checkpoints" / f"step-{STEPS:08}", whole)
-        saved = torch.load(whole)
-        tensors = {f"master.{name}": tensor for name, tensor in saved["model"].items()}
-        for name, state in saved["optimizer"]["state"].items():
-            tensors |= {f"{kind}.{name}": state[kind] for kind in ("exp_avg", "exp_avg_sq")}
-        return tensors
-
     def served_digest(self, model: Path) -> str:
         """The digest of a model directory, as a service would report it."""
         found = re.search(r"\b[0-9a-f]{64}\b", run_model_tool(BIN_DIR, "inspect", str(model)))
@@ -183,26 +173,29 @@ class TrainerTest(ServiceTest):
 
     def assert_same_state(self, ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
         self.assertGreater(len(ours), 20)
-        shared = ours.keys() & theirs.keys()
-        self.assertEqual(shared, ours.keys())
-        self.assertEqual([name for name in shared if not same_bits(ours[name], theirs[name])], [])
+        self.assertEqual(ours.keys(), theirs.keys())
+        self.assertEqual([name for name in ours if not same_bits(ours[name], theirs[name])], [])
 
-    # INVARIANT: the C++ loop and the Python loop are one function of recipe and model; stops change nothing.
-    def test_same_run_as_python(self):
+    # INVARIANT: a run is a function of recipe and model; neither the rollout's ranks nor stops change a bit.
+    def test_same_run(self):
         services = self.addresses(tp_size=2)
-        theirs, ours = self.folder(), self.folder()
-        self.train_in_python(services, theirs)
+        ours, other, in_python = self.folder(), self.folder(), self.folder()
         said = self.train(services, ours)
-        self.assertEqual(self.rows(ours), self.rows(theirs))
+        self.train(self.addresses(tp_size=1), other)
         rows = self.rows(ours)
+        self.assertEqual(self.rows(other), rows)
+        self.assert_same_state(self.state(other), self.state(ours))
         self.assertEqual([row["step"] for row in rows], list(range(1, STEPS + 1)))
         for row in rows:
             self.assertGreater(row["compared"], 100)
             self.assertEqual((row["unequal"], row["max_abs_dlogp"], row["kl"]), (0, 0.0, 0.0), row)
         self.assertEqual(len(set(self.digests(ours))), STEPS)
-        recipe, whole = (json.loads((folder / "recipe.json").read_text("utf-8")) for folder in (ours, theirs))
+        self.train_in_python(services, in_python, "--steps=1")
+        self.assertEqual(rows[0].keys(), self.rows(in_python)[0].keys())
+        recipe, whole = (
+            json.loads((folder / "recipe.json").read_text("utf-8")) for folder in (ours, in_python)
+        )
         self.assertEqual(recipe, {name: whole[name] for name in recipe})  # also where no flag was given
-        self.assert_same_state(self.state(ours), self.state_in_python(theirs))
         self.assertEqual(self.served_digest(ours / "model"), rows[-1]["weights_digest"])
         self.assertIn(f"weights after step {STEPS}: {rows[-1]['weights_digest']}", said)
 
@@ -213,7 +206,7 @@ class TrainerTest(ServiceTest):
             )
             self.train_until(signal.SIGKILL, services, folder, "--save_every=1", "--resume")
             self.assertRegex(self.train(services, folder, "--resume"), r"goes on after step [2-4]\n")
-            self.assertEqual(self.rows(folder), self.rows(theirs))
+            self.assertEqual(self.rows(folder), rows)
             self.assert_same_state(self.state(folder), self.state(ours))
         with self.subTest("control: another seed"):
             folder = self.folder()
@@ -283,14 +276,16 @@ class TrainerTest(ServiceTest):
             said = self.train(services, self.folder(), f"--metrics_port={port}", status=1)
             self.assertRegex(said, rf"error: .*{port}")
 
-    def test_reinforce_as_in_python(self):
+    def test_reinforce(self):
+        """Without scorer and comparator, which change nothing."""
         services = self.addresses()
-        del services["scorer"], services["comparator"]
-        theirs, ours = self.folder(), self.folder()
-        flags = ("--algorithm=reinforce", "--steps=2")
-        self.train_in_python(services, theirs, *flags)
-        self.train(services, ours, *flags)
-        self.assertEqual(self.rows(ours), self.rows(theirs))
+        alone = {"rollout": services["rollout"]}
+        ours, other, grpo = self.folder(), self.folder(), self.folder()
+        self.train(alone, ours, "--algorithm=reinforce", "--steps=2")
+        self.train(services, other, "--algorithm=reinforce", "--steps=2")
+        self.assertEqual(self.rows(ours), self.rows(other))
+        self.train(alone, grpo, "--algorithm=grpo", "--steps=2")  # control
+        self.assertTrue(set(self.digests(grpo)).isdisjoint(self.digests(ours)))
 
     def planted(self, services: dict[str, str], call: int, plant: Callable) -> dict[str, str]:
         """The services, with something before the rollout."""

@@ -267,13 +267,8 @@ void CompareSession::Record(size_t prompt, size_t sample) const {
 // Checks the sides again: their weights may have changed since the session's start.
 absl::Status CompareSession::TakeScore(Sample& sample, const v1::ScoreResponse& response) {
   if (sample.scored) return absl::InternalError("scorer sent a second result");
-  v1::SideIdentity rollout;
-  *rollout.mutable_fingerprint() = sample.complete.fingerprint();
-  *rollout.mutable_weight_version() = sample.complete.weight_version();
-  v1::SideIdentity scorer;
-  *scorer.mutable_fingerprint() = response.fingerprint();
-  *scorer.mutable_weight_version() = response.weight_version();
-  ISOBIT_RETURN_IF_ERROR(CheckSides(rollout, scorer, request_.allow_weight_mismatch()));
+  ISOBIT_RETURN_IF_ERROR(CheckSides(IdentityOf(sample.complete), IdentityOf(response),
+                                    request_.allow_weight_mismatch()));
   if (sample.complete.logprob_mode() != response.logprob_mode()) {
     return absl::FailedPreconditionError(
         absl::StrCat("logprob modes must be equal: rollout has ",

@@ -52,13 +52,6 @@ std::vector<std::string> WeightsOf(const v1::ProbeSite& site) {
   return names;
 }
 
-v1::SideIdentity IdentityOf(const v1::ProbeResponse& probe) {
-  v1::SideIdentity identity;
-  *identity.mutable_fingerprint() = probe.fingerprint();
-  *identity.mutable_weight_version() = probe.weight_version();
-  return identity;
-}
-
 struct BothProbes {
   v1::ProbeResponse rollout, scorer;
 };

@@ -10,6 +10,16 @@
 
 namespace isobit {
 
+// The arithmetic and the weights that `message` states, in its fields fingerprint and
+// weight_version.
+template <typename Message>
+v1::SideIdentity IdentityOf(const Message& message) {
+  v1::SideIdentity identity;
+  *identity.mutable_fingerprint() = message.fingerprint();
+  *identity.mutable_weight_version() = message.weight_version();
+  return identity;
+}
+
 // FAILED_PRECONDITION: a fingerprint is missing; the fingerprints differ; both sides state the
 // model's settings and these differ; or, unless `allow_weight_mismatch`, the weights differ in
 // version id or digest. (Services state settings; a recording client need not.)

@@ -9,16 +9,6 @@
 #include "trainer_bridge/comparator/pairing.h"
 
 namespace isobit {
-namespace {
-
-v1::SideIdentity IdentityOf(const v1::RecordSide& side) {
-  v1::SideIdentity identity;
-  *identity.mutable_fingerprint() = side.fingerprint();
-  *identity.mutable_weight_version() = side.weight_version();
-  return identity;
-}
-
-}  // namespace
 
 RecordSession::RecordSession(grpc::CallbackServerContext& context, CallGate& gate,
                              std::shared_ptr<History> history, v1::CompareSummary* summary,

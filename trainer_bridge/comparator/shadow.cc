@@ -141,12 +141,8 @@ void Shadow::OnScored(Scoring& scoring, const v1::ScoreResponse& response) {
 }
 
 void Shadow::Compare(const v1::TappedSample& sample, const v1::ScoreResponse& response) {
-  v1::SideIdentity rollout, scorer;
-  *rollout.mutable_fingerprint() = sample.complete().fingerprint();
-  *rollout.mutable_weight_version() = sample.complete().weight_version();
-  *scorer.mutable_fingerprint() = response.fingerprint();
-  *scorer.mutable_weight_version() = response.weight_version();
-  absl::Status comparable = CheckSides(rollout, scorer, /*allow_weight_mismatch=*/false);
+  absl::Status comparable = CheckSides(IdentityOf(sample.complete()), IdentityOf(response),
+                                       /*allow_weight_mismatch=*/false);
   if (comparable.ok()) {
     comparable =
         CheckTokens(sample.tokens(), response.completion(), /*allow_weight_mismatch=*/false);

@@ -70,11 +70,4 @@ void FetchInfos(const Upstreams& upstreams, SteadyTime deadline,
       });
 }
 
-v1::SideIdentity IdentityOf(const v1::ServerInfo& info) {
-  v1::SideIdentity identity;
-  *identity.mutable_fingerprint() = info.fingerprint();
-  *identity.mutable_weight_version() = info.weight_version();
-  return identity;
-}
-
 }  // namespace isobit

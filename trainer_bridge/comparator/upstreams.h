@@ -41,9 +41,6 @@ struct UpstreamInfos {
 void FetchInfos(const Upstreams& upstreams, SteadyTime deadline,
                 std::function<void(const UpstreamInfos&)> done);
 
-// A service's arithmetic and weights, as it states them.
-v1::SideIdentity IdentityOf(const v1::ServerInfo& info);
-
 // One server-streaming call that keeps itself alive until its end.
 template <typename Request, typename Response>
 class UpstreamStream final : public grpc::ClientReadReactor<Response> {

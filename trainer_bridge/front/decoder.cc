@@ -27,7 +27,7 @@ constexpr const char* kModules[] = {
     "mlp.down_proj",    "input_layernorm",  "post_attention_layernorm"};
 
 // INVARIANT: named_parameters() has the order of the Hugging Face model's, in which a norm adds up
-// (C15). FrontTest.HasPythonsBits.
+// (C15). DecoderTest.HasPythonsBits.
 std::vector<TensorSpec> HuggingFaceOrder(const ModelPlan& plan) {
   std::map<std::string, TensorSpec> left;
   std::vector<TensorSpec> order;

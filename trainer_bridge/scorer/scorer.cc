@@ -9,6 +9,7 @@
 #include "common/base/failpoint.h"
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
+#include "common/config/token_ids.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/pack_model.h"
 #include "kernels/model/prepare_weights.h"
@@ -180,12 +181,7 @@ absl::StatusOr<ProbeResult> Scorer::Probe(absl::Span<const int32_t> tokens,
     return absl::InvalidArgumentError(
         absl::StrCat("token_ids: ", tokens.size(), " entries, expected 1 to ", most));
   }
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < 0 || tokens[i] >= config().vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat("token_ids[", i, "]: ", tokens[i],
-                                                     ", expected [0, ", config().vocab_size, ")"));
-    }
-  }
+  ISOBIT_RETURN_IF_ERROR(CheckTokenIds("token_ids", tokens, config().vocab_size));
   std::unique_lock lock(mutex_);
   // The ranks make one pass at a time: no batch starts while this waits or runs.
   changed_.wait(lock, [&] { return (!running_ && !probing_) || !CheckRunning().ok(); });

@@ -6,6 +6,7 @@
 
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "common/config/token_ids.h"
 #include "common/rpc/probe_proto.h"
 #include "common/rpc/unary_call.h"
 #include "common/rpc/weight_stream.h"
@@ -151,18 +152,19 @@ grpc::ServerUnaryReactor* ScorerService::Probe(grpc::CallbackServerContext* cont
                                                v1::ProbeResponse* response) {
   const absl::StatusOr<Scorer*> available = Available();
   if (!available.ok()) return Answer(context, available.status());
-  return AnswerLater(context, *gate_, ReadProbe<ProbeWanted>(*request), nullptr,
-                     [&](const ProbeWanted& wanted, const std::shared_ptr<UnaryCall>& call) {
-                       RunApart([this, &scorer = **available, tokens = ProbeTokens(*request),
-                                 wanted, with_tensors = request->tensor_digests(), response, call] {
-                         const absl::StatusOr<ProbeResult> result = scorer.Probe(tokens, wanted);
-                         if (result.ok()) {
-                           WriteProbe(*result, with_tensors, *response);
-                           *response->mutable_fingerprint() = fingerprint_;
-                         }
-                         call->Answer(result.status());
-                       });
-                     });
+  return AnswerLater(
+      context, *gate_, ReadProbe<ProbeWanted>(*request), nullptr,
+      [&](const ProbeWanted& wanted, const std::shared_ptr<UnaryCall>& call) {
+        RunApart([this, &scorer = **available, tokens = TokenIdsFromWire(request->token_ids()),
+                  wanted, with_tensors = request->tensor_digests(), response, call] {
+          const absl::StatusOr<ProbeResult> result = scorer.Probe(tokens, wanted);
+          if (result.ok()) {
+            WriteProbe(*result, with_tensors, *response);
+            *response->mutable_fingerprint() = fingerprint_;
+          }
+          call->Answer(result.status());
+        });
+      });
 }
 
 grpc::ServerUnaryReactor* ScorerService::GetServerInfo(grpc::CallbackServerContext* context,

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "kernels/model/probed_pass.h"
 #include "trainer_bridge/scorer/page_numbers.h"
 
 namespace isobit {
@@ -104,20 +105,12 @@ absl::Status ScoringRank::PrepareProbe(int64_t tokens) {
 absl::Status ScoringRank::Probe(const RankShards& shards, absl::Span<const int32_t> tokens,
                                 ForwardProbe& probe) {
   const ProbePass sequence(tokens, static_cast<int32_t>(kScorePageSize));
-  const auto num_rows = static_cast<int64_t>(sequence.ids.size());
   GatheredPass pass(shards, full_);
   if (!ops_->device().is_host()) {
     probe.ReadFrom(ops_->device(), [&pass] { return pass.WaitForStarted(); });
   }
-  const Batch batch = {.ids = sequence.ids, .sequences = {sequence.sequence}};
-  transformer_.SetProbe(&probe);
-  const absl::Status done = transformer_.Forward(batch, pass, *cache_, hidden_.data());
-  transformer_.SetProbe(nullptr);
-  ISOBIT_RETURN_IF_ERROR(done);
-  ISOBIT_RETURN_IF_ERROR(
-      transformer_.Logits(hidden_.data() + (num_rows - 1) * layout_.config().hidden_size, 1, pass,
-                          logits_.data(), layout_.config().vocab_size));
-  ISOBIT_RETURN_IF_ERROR(probe.SeeLogits(logits_.data(), num_rows - 1));
+  ISOBIT_RETURN_IF_ERROR(RunProbedPass(transformer_, sequence, pass,
+                                       {layout_, *cache_, hidden_.data(), logits_.data()}, probe));
   return pass.Finish();
 }
 

@@ -1,10 +1,11 @@
-// See advantages.h.
+// The advantages of one group after the other.
 #include "trainer_bridge/trainer/advantages.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "trainer_bridge/trainer/exact_sum.h"
+#include "trainer_bridge/trainer/mean.h"
 
 namespace isobit::trainer {
 namespace {
@@ -28,10 +29,12 @@ absl::StatusOr<std::vector<double>> Advantages(absl::Span<const double> rewards,
   std::vector<double> advantages;
   for (size_t begin = 0; begin < rewards.size(); begin += group_size) {
     const auto group = rewards.subspan(begin, group_size);
+    // The mean of equal rewards may be another number, by rounding.
+    const bool is_equal = std::ranges::count(group, group.front()) == std::ssize(group);
     const double mean = Mean(group);
     const double divisor = by_deviation ? Deviation(group) : 1.0;
     for (const double reward : group) {
-      advantages.push_back(divisor > 0 ? (reward - mean) / divisor : 0.0);
+      advantages.push_back(is_equal || divisor == 0 ? 0.0 : (reward - mean) / divisor);
     }
   }
   return advantages;

@@ -12,7 +12,7 @@
 #include "common/base/status_macros.h"
 #include "trainer_bridge/front/batch.h"
 #include "trainer_bridge/front/ops.h"
-#include "trainer_bridge/trainer/exact_sum.h"
+#include "trainer_bridge/trainer/mean.h"
 #include "trainer_bridge/trainer/stop_signal.h"
 
 namespace isobit::trainer {

@@ -1,5 +1,4 @@
-// The trained model and its optimizer. Steps follow the contract; their bits are those of
-// python/examples/on_policy/learner.py (docs/training.md).
+// The trained model and its optimizer. Their arithmetic is the contract's (docs/training.md).
 #ifndef ISOBIT_TRAINER_BRIDGE_TRAINER_LEARNER_H_
 #define ISOBIT_TRAINER_BRIDGE_TRAINER_LEARNER_H_
 

@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "trainer_bridge/trainer/exact_sum.h"
 
 namespace isobit::trainer {
 namespace {
@@ -34,7 +33,6 @@ absl::StatusOr<LogprobGap> FindGap(absl::Span<const Completion> completions,
                                                    " completions, got ", trainer.size()));
   }
   LogprobGap gap;
-  std::vector<double> dlogps;
   for (size_t i = 0; i < completions.size(); ++i) {
     const std::vector<float>& sampled = completions[i].logprobs;
     if (sampled.size() != trainer[i].size()) {
@@ -56,18 +54,15 @@ absl::StatusOr<LogprobGap> FindGap(absl::Span<const Completion> completions,
       // No number says how far a NaN, or equal infinities, are apart: nothing of that may vanish.
       if (std::isnan(dlogp)) dlogp = std::numeric_limits<double>::infinity();
       gap.max_abs_dlogp = std::max(gap.max_abs_dlogp, std::abs(dlogp));
-      dlogps.push_back(dlogp);
+      // An equal token adds nothing.
+      gap.kl += std::expm1(-dlogp) + dlogp;
+      gap.kl_k1 += dlogp;
+      gap.kl_k2 += 0.5 * dlogp * dlogp;
     }
   }
-  // An equal token adds nothing.
-  const auto mean = [&](const auto& term) {
-    std::vector<double> terms(dlogps.size());
-    std::ranges::transform(dlogps, terms.begin(), term);
-    return ExactSum(terms) / static_cast<double>(std::max<int64_t>(gap.tokens, 1));
-  };
-  gap.kl = mean([](double dlogp) { return std::expm1(-dlogp) + dlogp; });
-  gap.kl_k1 = mean([](double dlogp) { return dlogp; });
-  gap.kl_k2 = mean([](double dlogp) { return 0.5 * dlogp * dlogp; });
+  for (double* const sum : {&gap.kl, &gap.kl_k1, &gap.kl_k2}) {
+    *sum /= static_cast<double>(std::max<int64_t>(gap.tokens, 1));
+  }
   return gap;
 }
 

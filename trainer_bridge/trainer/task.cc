@@ -1,25 +1,24 @@
-// See task.h.
+// The task share.
 #include "trainer_bridge/trainer/task.h"
 
 #include <algorithm>
+#include <random>
 
 #include "absl/strings/str_cat.h"
-#include "trainer_bridge/trainer/python_random.h"
 
 namespace isobit::trainer {
 namespace {
 
 // For any model, also a random one: the share of tokens in the first quarter of the vocabulary.
-// INVARIANT: the prompts and rewards of tasks.py's Share (TaskTest.SharesPromptsArePythons).
 class Share : public Task {
  public:
   explicit Share(int64_t vocab_size) : vocab_size_(vocab_size) {}
 
   std::vector<int32_t> Prompt(int64_t number) const override {
-    PythonRandom random(absl::StrCat("share ", number));
+    std::mt19937_64 random(static_cast<uint64_t>(number));  // the same with every library
     std::vector<int32_t> tokens(kPromptTokens);
     for (int32_t& token : tokens) {
-      token = static_cast<int32_t>(random.Below(static_cast<uint32_t>(vocab_size_)));
+      token = static_cast<int32_t>(random() % static_cast<uint64_t>(vocab_size_));
     }
     return tokens;
   }

@@ -100,35 +100,6 @@ __device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
   "{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
   "k16.f32.bf16.bf16 {" ISOBIT_NAMES_##n "}, "
 
-// The functions of Wgmma<N> below, with n = N / 2 sums per thread. The other arguments are the
-// numbers of the operands after %n: n + 1, n + 2 and so on, since the preprocessor cannot add.
-#define ISOBIT_MMA(N, n, a1, p)                                                    \
-  static __device__ __forceinline__ void Mma(float(&d)[n], uint64_t a, uint64_t b, \
-                                             bool accumulate) {                    \
-    asm volatile(ISOBIT_WGMMA(N, n, p) "%" #n ", %" #a1 ", p, 1, 1, 0, 0;\n}\n"    \
-                 : ISOBIT_SUMS_##n                                                 \
-                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));             \
-  }
-#define ISOBIT_MAJOR_MMA(N, n, a1, p, t1, t2)                                                    \
-  template <bool kTransposedA, bool kTransposedB>                                                \
-  static __device__ __forceinline__ void MajorMma(float(&d)[n], uint64_t a, uint64_t b,          \
-                                                  bool accumulate) {                             \
-    asm volatile(ISOBIT_WGMMA(N, n, p) "%" #n ", %" #a1 ", p, 1, 1, %" #t1 ", %" #t2 ";\n}\n"    \
-                 : ISOBIT_SUMS_##n                                                               \
-                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposedA ? 1 : 0), \
-                   "n"(kTransposedB ? 1 : 0));                                                   \
-  }
-#define ISOBIT_REGISTER_MMA(N, n, a1, a2, a3, b1, p, t)                                   \
-  template <bool kTransposedB>                                                            \
-  static __device__ __forceinline__ void RegisterMma(float(&d)[n], const uint32_t(&a)[4], \
-                                                     uint64_t b, bool accumulate) {       \
-    asm volatile(ISOBIT_WGMMA(N, n, p) "{%" #n ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b1   \
-                                       ", p, 1, 1, %" #t ";\n}\n"                         \
-                 : ISOBIT_SUMS_##n                                                        \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                    \
-                   "r"(static_cast<int>(accumulate)), "n"(kTransposedB ? 1 : 0));         \
-  }
-
 // d += A B^T, both operands in shared memory; accumulate = false starts from +0. RegisterMma takes
 // A from registers: a[0] = (row g, columns 2q, 2q+1), a[1] = (g + 8, same), a[2], a[3] = the same
 // with columns + 8, g = lane / 4, q = lane % 4. TransposedB: B is [16, N] in memory (N-major), like
@@ -136,75 +107,51 @@ __device__ __forceinline__ uint64_t Further(uint64_t operand, int bytes) {
 template <int N>
 struct Wgmma;
 
-template <>
-struct Wgmma<8> {
-  ISOBIT_MMA(8, 4, 5, 6)
-};
-template <>
-struct Wgmma<16> {
-  ISOBIT_MMA(16, 8, 9, 10)
-};
-template <>
-struct Wgmma<24> {
-  ISOBIT_MMA(24, 12, 13, 14)
-};
-template <>
-struct Wgmma<32> {
-  ISOBIT_MMA(32, 16, 17, 18)
-};
-template <>
-struct Wgmma<48> {
-  ISOBIT_MMA(48, 24, 25, 26)
-};
-template <>
-struct Wgmma<64> {
-  ISOBIT_MMA(64, 32, 33, 34)
-  ISOBIT_MAJOR_MMA(64, 32, 33, 34, 35, 36)
-  ISOBIT_REGISTER_MMA(64, 32, 33, 34, 35, 36, 37, 38)
-};
-template <>
-struct Wgmma<72> {
-  ISOBIT_MMA(72, 36, 37, 38)
-};
-template <>
-struct Wgmma<80> {
-  ISOBIT_MMA(80, 40, 41, 42)
-};
-template <>
-struct Wgmma<96> {
-  ISOBIT_MMA(96, 48, 49, 50)
-  ISOBIT_MAJOR_MMA(96, 48, 49, 50, 51, 52)
-  ISOBIT_REGISTER_MMA(96, 48, 49, 50, 51, 52, 53, 54)
-};
-template <>
-struct Wgmma<128> {
-  ISOBIT_MMA(128, 64, 65, 66)
-  ISOBIT_MAJOR_MMA(128, 64, 65, 66, 67, 68)
-  ISOBIT_REGISTER_MMA(128, 64, 65, 66, 67, 68, 69, 70)
-};
-template <>
-struct Wgmma<144> {
-  ISOBIT_MMA(144, 72, 73, 74)
-};
-template <>
-struct Wgmma<160> {
-  ISOBIT_MMA(160, 80, 81, 82)
-};
-template <>
-struct Wgmma<192> {
-  ISOBIT_MMA(192, 96, 97, 98)
-  ISOBIT_MAJOR_MMA(192, 96, 97, 98, 99, 100)
-};
-template <>
-struct Wgmma<208> {
-  ISOBIT_MMA(208, 104, 105, 106)
-};
-template <>
-struct Wgmma<256> {
-  ISOBIT_MMA(256, 128, 129, 130)
-  ISOBIT_MAJOR_MMA(256, 128, 129, 130, 131, 132)
-  ISOBIT_REGISTER_MMA(256, 128, 129, 130, 131, 132, 133, 134)
-};
+// Wgmma<N>, with n = N / 2 sums per thread. n1 to n6: n + 1 to n + 6, the numbers of the operands
+// after %n, since the preprocessor cannot add.
+#define ISOBIT_WGMMA_STRUCT(N, n, n1, n2, n3, n4, n5, n6)                                          \
+  template <>                                                                                      \
+  struct Wgmma<N> {                                                                                \
+    static __device__ __forceinline__ void Mma(float (&d)[n], uint64_t a, uint64_t b,              \
+                                               bool accumulate) {                                  \
+      asm volatile(ISOBIT_WGMMA(N, n, n2) "%" #n ", %" #n1 ", p, 1, 1, 0, 0;\n}\n"                 \
+                   : ISOBIT_SUMS_##n                                                               \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                           \
+    }                                                                                              \
+    template <bool kTransposedA, bool kTransposedB>                                                \
+    static __device__ __forceinline__ void MajorMma(float (&d)[n], uint64_t a, uint64_t b,         \
+                                                    bool accumulate) {                             \
+      asm volatile(ISOBIT_WGMMA(N, n, n2) "%" #n ", %" #n1 ", p, 1, 1, %" #n3 ", %" #n4 ";\n}\n"   \
+                   : ISOBIT_SUMS_##n                                                               \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposedA ? 1 : 0), \
+                     "n"(kTransposedB ? 1 : 0));                                                   \
+    }                                                                                              \
+    template <bool kTransposedB>                                                                   \
+    static __device__ __forceinline__ void RegisterMma(float (&d)[n], const uint32_t (&a)[4],      \
+                                                       uint64_t b, bool accumulate) {              \
+      asm volatile(ISOBIT_WGMMA(N, n, n5) "{%" #n ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4         \
+                                          ", p, 1, 1, %" #n6 ";\n}\n"                              \
+                   : ISOBIT_SUMS_##n                                                               \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                           \
+                     "r"(static_cast<int>(accumulate)), "n"(kTransposedB ? 1 : 0));                \
+    }                                                                                              \
+  };
+
+ISOBIT_WGMMA_STRUCT(8, 4, 5, 6, 7, 8, 9, 10)
+ISOBIT_WGMMA_STRUCT(16, 8, 9, 10, 11, 12, 13, 14)
+ISOBIT_WGMMA_STRUCT(24, 12, 13, 14, 15, 16, 17, 18)
+ISOBIT_WGMMA_STRUCT(32, 16, 17, 18, 19, 20, 21, 22)
+ISOBIT_WGMMA_STRUCT(48, 24, 25, 26, 27, 28, 29, 30)
+ISOBIT_WGMMA_STRUCT(64, 32, 33, 34, 35, 36, 37, 38)
+ISOBIT_WGMMA_STRUCT(72, 36, 37, 38, 39, 40, 41, 42)
+ISOBIT_WGMMA_STRUCT(80, 40, 41, 42, 43, 44, 45, 46)
+ISOBIT_WGMMA_STRUCT(96, 48, 49, 50, 51, 52, 53, 54)
+ISOBIT_WGMMA_STRUCT(128, 64, 65, 66, 67, 68, 69, 70)
+ISOBIT_WGMMA_STRUCT(144, 72, 73, 74, 75, 76, 77, 78)
+ISOBIT_WGMMA_STRUCT(160, 80, 81, 82, 83, 84, 85, 86)
+ISOBIT_WGMMA_STRUCT(192, 96, 97, 98, 99, 100, 101, 102)
+ISOBIT_WGMMA_STRUCT(208, 104, 105, 106, 107, 108, 109, 110)
+ISOBIT_WGMMA_STRUCT(256, 128, 129, 130, 131, 132, 133, 134)
 
 }  // namespace isobit::cuda
 

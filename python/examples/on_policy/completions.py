@@ -65,7 +65,9 @@ def advantages(rewards: Sequence[float], group_size: int, by_deviation: bool) ->
         group = rewards[begin : begin + group_size]
         center = mean(group)
         divisor = deviation(group) if by_deviation else 1.0
-        result += [(reward - center) / divisor if divisor > 0 else 0.0 for reward in group]
+        # The mean of equal rewards may be another number, by rounding.
+        is_equal = len(set(group)) == 1 or divisor == 0
+        result += [0.0 if is_equal else (reward - center) / divisor for reward in group]
     return result
 
 

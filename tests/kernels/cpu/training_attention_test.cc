@@ -10,17 +10,8 @@
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/training_cases.h"
 
-namespace isobit {
+namespace isobit::testing_support {
 namespace {
-
-using testing_support::Bits;
-using testing_support::Differences;
-using testing_support::ExpectOracleBits;
-using testing_support::Family;
-using testing_support::Guarded;
-using testing_support::Random;
-using testing_support::RandomBf16;
-using testing_support::WithBlocksReversed;
 
 struct Case {
   int32_t heads;
@@ -196,4 +187,4 @@ TEST(TrainingAttentionTest, OrderMatters) {
 #endif
 
 }  // namespace
-}  // namespace isobit
+}  // namespace isobit::testing_support

@@ -10,17 +10,8 @@
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/training_cases.h"
 
-namespace isobit {
+namespace isobit::testing_support {
 namespace {
-
-using testing_support::Bits;
-using testing_support::Differences;
-using testing_support::ExpectOracleBits;
-using testing_support::Family;
-using testing_support::Guarded;
-using testing_support::kFamilies;
-using testing_support::Random;
-using testing_support::RandomFloats;
 
 struct Case {
   int64_t rows;
@@ -259,4 +250,4 @@ TEST(TrainingLogProbsTest, TheSetMatters) {
 }
 
 }  // namespace
-}  // namespace isobit
+}  // namespace isobit::testing_support

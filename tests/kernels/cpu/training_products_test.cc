@@ -10,20 +10,8 @@
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/training_cases.h"
 
-namespace isobit {
+namespace isobit::testing_support {
 namespace {
-
-using testing_support::Bits;
-using testing_support::Differences;
-using testing_support::ExpectOracleBits;
-using testing_support::Family;
-using testing_support::Guarded;
-using testing_support::kFamilies;
-using testing_support::Random;
-using testing_support::RandomBf16;
-using testing_support::RandomFloats;
-using testing_support::RandomPacks;
-using testing_support::WithBlocksReversed;
 
 #ifdef ISOBIT_SANITIZED
 constexpr int kTrials = 4;
@@ -247,4 +235,4 @@ TEST(TrainingProductsTest, OrderMatters) {
 }
 
 }  // namespace
-}  // namespace isobit
+}  // namespace isobit::testing_support

@@ -14,19 +14,8 @@
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/training_cases.h"
 
-namespace isobit {
+namespace isobit::testing_support {
 namespace {
-
-using testing_support::Bits;
-using testing_support::Differences;
-using testing_support::ExpectOracleBits;
-using testing_support::Family;
-using testing_support::Guarded;
-using testing_support::kFamilies;
-using testing_support::Random;
-using testing_support::RandomBf16;
-using testing_support::RandomFloats;
-using testing_support::RandomPacks;
 
 #ifdef ISOBIT_SANITIZED
 constexpr int kTrials = 5;
@@ -414,4 +403,4 @@ TEST(TrainingRowsTest, OrderMatters) {
 }
 
 }  // namespace
-}  // namespace isobit
+}  // namespace isobit::testing_support

@@ -10,34 +10,28 @@
 #include "gtest/gtest.h"
 #include "kernels/oracle/oracle_backend.h"
 
-namespace isobit {
+namespace isobit::testing_support {
 namespace {
-
-using testing_support::Bits;
-using testing_support::Differences;
-using testing_support::kStepRows;
 
 Bits RunStep(OpTable& ops, const std::vector<int64_t>& packs) {
   struct alignas(256) Line {
     std::byte bytes[256];
   };
   std::vector<std::vector<Line>> blocks;
-  const testing_support::StepMemory memory = {
-      .allocate =
-          [&blocks](size_t bytes) {
-            return blocks.emplace_back(bytes / sizeof(Line) + 1)[0].bytes;
-          },
-      .wait = [] {}};
-  return testing_support::RunTrainingStep(ops, packs, memory);
+  const StepMemory memory = {.allocate =
+                                 [&blocks](size_t bytes) {
+                                   return blocks.emplace_back(bytes / sizeof(Line) + 1)[0].bytes;
+                                 },
+                             .wait = [] {}};
+  return RunTrainingStep(ops, packs, memory);
 }
 
 TEST(TrainingStepTest, HasTheOraclesBits) {
   const std::vector<int64_t> packs = {0, 70, 70, 150, kStepRows};
-  const Bits expected =
-      testing_support::ExpectOracleBits([&packs](OpTable& ops) { return RunStep(ops, packs); });
+  const Bits expected = ExpectOracleBits([&packs](OpTable& ops) { return RunStep(ops, packs); });
   // Control: another order of the sums over rows shows in each of them.
   const Bits other = RunStep(*MakeOracleBackend(), {0, kStepRows});
-  for (const char* const name : testing_support::kSumsOverRows) {
+  for (const char* const name : kSumsOverRows) {
     EXPECT_GT(Differences(expected[name], other[name]), 0) << name;
   }
   // The step exercises what it says: no result is all zeros.
@@ -47,4 +41,4 @@ TEST(TrainingStepTest, HasTheOraclesBits) {
 }
 
 }  // namespace
-}  // namespace isobit
+}  // namespace isobit::testing_support

@@ -34,6 +34,12 @@ inline void CheckCuda(cudaError_t error, const char* what) {
     }                                                                          \
   } while (false)
 
+// The fixture of tests that need nothing but a GPU.
+class GpuTest : public testing::Test {
+ protected:
+  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
+};
+
 // `count` cases, or the share of them that the environment variable ISOBIT_TEST_SCALE (such as
 // 0.02) asks for, at least one: a sanitizer slows a kernel a hundredfold (tests/run_sanitizers.sh).
 inline int Scaled(int count) {

@@ -13,10 +13,8 @@ namespace {
 
 using testing_support::DeviceBuffer;
 
-class StepTableUploadTest : public testing::Test {
+class StepTableUploadTest : public testing_support::GpuTest {
  protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-
   static std::vector<int32_t> Read(const int32_t* from, int64_t n) {
     std::vector<int32_t> values(static_cast<size_t>(n));
     ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());

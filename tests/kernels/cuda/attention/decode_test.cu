@@ -10,10 +10,7 @@
 namespace isobit::cuda {
 namespace {
 
-class AttentionDecodeTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using AttentionDecodeTest = testing_support::GpuTest;
 
 TEST_F(AttentionDecodeTest, RandomBatches) {
   Random random(1);

@@ -12,10 +12,7 @@
 namespace isobit::cuda {
 namespace {
 
-class AttentionFrontTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using AttentionFrontTest = testing_support::GpuTest;
 
 // Decode, prefill and padding in one call.
 TEST_F(AttentionFrontTest, RandomMixedBatches) {

@@ -230,10 +230,7 @@ void ExpectCpuBits(const Shape& shape, Family family, uint64_t seed) {
 
 constexpr int32_t kHeadDims[] = {64, 96, 128, 256};
 
-class AttentionPrefillTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using AttentionPrefillTest = testing_support::GpuTest;
 
 TEST_F(AttentionPrefillTest, OneTile) {
   for (const int32_t d : kHeadDims) {

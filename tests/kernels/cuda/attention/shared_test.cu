@@ -15,10 +15,7 @@ namespace {
 
 constexpr DecodeSchedule kSharing = {DecodeSchedule::kSharingTeams};
 
-class AttentionSharedTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using AttentionSharedTest = testing_support::GpuTest;
 
 // Adds `count` sequences that begin with the same pages: all that lie in `prefix` positions, and
 // the one that they end in if `round_up`. Each goes on for up to max_tail positions.

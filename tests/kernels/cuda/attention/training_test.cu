@@ -217,10 +217,7 @@ void ExpectOracleBits(const std::vector<Shape>& shapes, uint64_t seed) {
 
 constexpr int32_t kHeadDims[] = {64, 96, 128, 256};
 
-class TrainingAttentionTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using TrainingAttentionTest = testing_support::GpuTest;
 
 TEST_F(TrainingAttentionTest, EveryLengthAroundATile) {
   std::vector<Shape> shapes;

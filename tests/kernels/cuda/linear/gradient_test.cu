@@ -6,9 +6,9 @@
 #include <span>
 
 #include "absl/strings/str_format.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/linear/input_gradient.h"
 #include "kernels/cuda/linear/weight_gradient.h"
-#include "kernels/cuda/device/ops.h"
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cuda/linear/product_case.h"
 
@@ -150,10 +150,7 @@ void ExpectInputGradient(const InputCase& c) {
   expect("chosen", Run(args, {}));
 }
 
-class GradientTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using GradientTest = testing_support::GpuTest;
 
 TEST_F(GradientTest, InputGradients) {
   Random random(1);

@@ -11,10 +11,10 @@
 #include "absl/strings/str_format.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/device/ops.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
 
@@ -340,9 +340,8 @@ Problem RandomProblem(Random& random, int64_t max_rows = 80) {
   return p;
 }
 
-class LinearTest : public testing::Test {
+class LinearTest : public testing_support::GpuTest {
  protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
   void TearDown() override { std::printf("launches so far: %ld\n", static_cast<long>(launches)); }
 };
 

@@ -6,8 +6,8 @@
 #include "absl/strings/str_format.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/cuda/linear/stacked_linear.h"
 #include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/linear/stacked_linear.h"
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cuda/linear/product_case.h"
 
@@ -192,10 +192,7 @@ void ExpectBits(const Case& c) {
   c.output == Output::kFp32 ? ExpectBits<float>(c) : ExpectBits<Bf16>(c);
 }
 
-class StackedLinearTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using StackedLinearTest = testing_support::GpuTest;
 
 TEST_F(StackedLinearTest, RandomCases) {
   Random random(1);

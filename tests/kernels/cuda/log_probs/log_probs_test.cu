@@ -14,9 +14,9 @@
 #include "common/base/status_macros.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/log_prob_transfer.h"
 #include "kernels/cuda/log_probs/log_probs.h"
-#include "kernels/cuda/device/ops.h"
 #include "tests/kernels/cuda/device_case.h"
 #include "tests/kernels/log_prob_cases.h"
 
@@ -383,10 +383,7 @@ class Batch {
   DeviceBuffer<unsigned char> workspace_;
 };
 
-class DeviceLogProbsTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using DeviceLogProbsTest = testing_support::GpuTest;
 
 TEST_F(DeviceLogProbsTest, MixedBatchesOfManySizes) {
   for (const int64_t rows : {1, 2, 7, Scaled(33), Scaled(150)}) {

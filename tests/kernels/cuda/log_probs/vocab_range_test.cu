@@ -117,10 +117,7 @@ __global__ void CheckLeastGumbel(unsigned* failures) {
   });
 }
 
-class VocabRangeTest : public testing::Test {
- protected:
-  void SetUp() override { ISOBIT_SKIP_WITHOUT_GPU(); }
-};
+using VocabRangeTest = testing_support::GpuTest;
 
 TEST_F(VocabRangeTest, WeightsEqualTheContract) { EXPECT_EQ(Failures(CheckWeights), 0u); }
 
