@@ -70,7 +70,9 @@ MAY_ASK_THE_WALL_CLOCK = {
     "common/access/audit_log.cc",
     "common/base/file_stamp.cc",
     "common/base/log.cc",
-    "rollout/vllm_service.cc",
+    "common/access/audit_log.cc",
+    "common/base/file_stamp.cc",
+    "rollout/service/vllm_service.cc",
     "trainer_bridge/comparator/history.cc",
     "trainer_bridge/comparator/history.h",
     "trainer_bridge/comparator/page_event.cc",
@@ -261,13 +263,13 @@ class ControlTest(unittest.TestCase):
             ("kernels/model/a.h", '"tests/support/a.h"'),
             ("kernels/cuda/device/a.cuh", '"kernels/cuda/linear/layout.h"'),
             ("kernels/cuda/linear/a.cu", '"kernels/cuda/rows/rows.h"'),
-            ("kernels/cuda/linear/a.cu", '"kernels/cuda/cuda_ops.h"'),
+            ("kernels/cuda/linear/a.cu", '"kernels/cuda/cuda_backend.h"'),
             ("kernels/cuda/linear/a.cu", "<cublas_v2.h>"),
             ("kernels/cuda/rows/a.cu", '"kernels/cuda/collective/all_reduce.h"'),
             ("kernels/cuda/attention/a.cu", '"kernels/model/weights.h"'),
             ("common/base/a.h", '"kernels/backend.h"'),
-            ("rollout/a.cc", '"trainer_bridge/scorer/scorer.h"'),
-            ("rollout/a.cc", "<cuda_runtime.h>"),
+            ("rollout/engine/a.cc", '"trainer_bridge/scorer/scorer.h"'),
+            ("rollout/engine/a.cc", "<cuda_runtime.h>"),
             ("common/config/a.cc", "<prometheus/counter.h>"),
             ("trainer_bridge/comparator/a.cc", '"kernels/backend.h"'),
         ]
@@ -313,8 +315,8 @@ class ControlTest(unittest.TestCase):
             "kernels know no caller": ("kernels/oracle", "tools"),
             "common knows nothing above it": ("common/base", "kernels/oracle"),
             "in common, only access, rpc and http know gRPC": ("common/config", "gRPC"),
-            "rollout knows no trainer": ("rollout", "trainer_bridge/comparator"),
-            "the trainer knows no rollout": ("trainer_bridge/scorer", "rollout"),
+            "rollout knows no trainer": ("rollout/service", "trainer_bridge/comparator"),
+            "the trainer knows no rollout": ("trainer_bridge/scorer", "rollout/engine"),
             "the comparator holds no model": ("trainer_bridge/comparator", "kernels"),
             "no service needs Torch": ("trainer_bridge/scorer", "Torch"),
             "the trainer is a client": ("trainer_bridge/trainer", "trainer_bridge/scorer"),
@@ -331,7 +333,9 @@ class ControlTest(unittest.TestCase):
                 self.assertIn(f"{folder} reaches {allowed}: {rule}", table_breaches(table))
         circle = {**self.table, "kernels/cuda/rows": {"kernels/cuda/collective"}}
         self.assertIn("a circle: ", table_breaches(circle)[0])
-        self.assertEqual(table_breaches({**self.table, "rollout": {"CUDA"}}), ["rollout names CUDA"])
+        self.assertEqual(
+            table_breaches({**self.table, "rollout/engine": {"CUDA"}}), ["rollout/engine names CUDA"]
+        )
 
     def test_the_table_is_read(self):
         page = f"{TABLE}\n| folder | holds | may include |\n| --- | --- | --- |\n{{}}\n## Next\n"
@@ -342,7 +346,8 @@ class ControlTest(unittest.TestCase):
 
     def test_flags_that_are_declared_twice_are_found(self):
         self.write(
-            "rollout/a.cc", 'ABSL_FLAG(int, port, 0, "A port.");\nABSL_FLAG(bool, own, true, "Own.");\n'
+            "rollout/engine/a.cc",
+            'ABSL_FLAG(int, port, 0, "A port.");\nABSL_FLAG(bool, own, true, "Own.");\n',
         )
         self.write("tools/a.cc", 'ABSL_FLAG(int, port, 0, "A tool\'s.");\n')
         self.assertEqual(twice_declared(self.root), [])
@@ -353,13 +358,13 @@ class ControlTest(unittest.TestCase):
         )
         self.assertEqual(
             twice_declared(self.root),
-            ["--port: kernels/a.cc and rollout/a.cc", "--own: kernels/a.cc and rollout/a.cc"],
+            ["--port: kernels/a.cc and rollout/engine/a.cc", "--own: kernels/a.cc and rollout/engine/a.cc"],
         )
 
     def test_wall_clocks_are_found(self):
         for asks in ("std::chrono::system_clock::now()", "absl::Now()", "absl::GetCurrentTimeNanos()"):
             with self.subTest(asks=asks):
-                self.write("rollout/a.cc", f"const auto deadline = {asks} + kTimeout;\n")
+                self.write("rollout/engine/a.cc", f"const auto deadline = {asks} + kTimeout;\n")
                 self.write("trainer_bridge/comparator/history.cc", f"const auto now = {asks};\n")
                 self.assertEqual(len(wall_clock_breaches(self.root)), 1)
 

@@ -26,8 +26,8 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/server_runner.h"
 #include "isobit/v1/rollout.grpc.pb.h"
-#include "rollout/engine.h"
-#include "rollout/rollout_service.h"
+#include "rollout/engine/engine.h"
+#include "rollout/service/rollout_service.h"
 #include "tools/null_engine.h"
 
 ABSL_FLAG(int, engine_tp, 4, absl::StrCat("engine: rank threads: ", isobit::kRankCounts));

@@ -21,8 +21,8 @@
 #include "common/metrics/metrics.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/runtime/host_executor.h"
-#include "rollout/generation_metrics.h"
-#include "rollout/rollout_metrics.h"
+#include "rollout/service/generation_metrics.h"
+#include "rollout/service/rollout_metrics.h"
 #include "tools/bench_model.h"
 #include "tools/null_engine.h"
 

@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "rollout/engine.h"
+#include "rollout/engine/engine.h"
 
 namespace isobit::bench {
 

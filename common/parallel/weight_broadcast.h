@@ -1,5 +1,5 @@
 // The receiving end of a group in which rank 0, a trainer, broadcasts weights to all others. Which
-// bytes are which tensor is decided elsewhere (rollout/weight_transfer.h).
+// bytes are which tensor is decided elsewhere (rollout/service/weight_transfer.h).
 #ifndef ISOBIT_COMMON_PARALLEL_WEIGHT_BROADCAST_H_
 #define ISOBIT_COMMON_PARALLEL_WEIGHT_BROADCAST_H_
 

@@ -11,8 +11,8 @@ namespace isobit {
 
 namespace {
 
-// Steps with more rows replay no graph: few of them pay (rollout/guess_table.h), and each graph
-// takes memory.
+// Steps with more rows replay no graph: few of them pay (rollout/schedule/guess_table.h), and each
+// graph takes memory.
 constexpr int64_t kMaxGuessGraphRows = 128;
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "common/base/check.h"
-#include "rollout/rollout_messages.h"
-#include "rollout/vllm_messages.h"
+#include "rollout/service/rollout_messages.h"
+#include "rollout/service/vllm_messages.h"
 #include "tests/fuzz/fuzz_check.h"
 #include "tests/fuzz/wire_request.h"
 

@@ -12,7 +12,7 @@
 
 #include "common/config/numerics_mode.h"
 #include "gtest/gtest.h"
-#include "rollout/engine.h"
+#include "rollout/engine/engine.h"
 
 namespace isobit::invariance {
 

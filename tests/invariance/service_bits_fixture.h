@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/runtime/rank_executor.h"
-#include "rollout/engine.h"
+#include "rollout/engine/engine.h"
 #include "trainer_bridge/scorer/scorer.h"
 
 namespace isobit::invariance {

@@ -1,0 +1,90 @@
+// See prefix_tree.h.
+#include "rollout/schedule/prefix_tree.h"
+
+#include <iterator>
+
+#include "common/base/check.h"
+
+namespace isobit {
+
+PrefixTree::PrefixTree(int32_t num_pages, int32_t page_size)
+    : page_size_(static_cast<size_t>(page_size)), nodes_(static_cast<size_t>(num_pages)) {}
+
+std::vector<int32_t> PrefixTree::Find(absl::Span<const int32_t> tokens) const {
+  std::vector<int32_t> path;
+  int32_t last = kRoot;
+  for (size_t begin = 0; begin + page_size_ <= tokens.size(); begin += page_size_) {
+    const Children& children = ChildrenOf(last);
+    const auto child = children.find(tokens.subspan(begin, page_size_));
+    if (child == children.end()) break;
+    last = child->second;
+    path.push_back(last);
+  }
+  return path;
+}
+
+std::vector<int32_t> PrefixTree::Enter(absl::Span<const int32_t> tokens, const int32_t* pages) {
+  std::vector<int32_t> path = Find(tokens);
+  for (size_t i = path.size(); (i + 1) * page_size_ <= tokens.size(); ++i) {
+    const int32_t page = pages[i];
+    Node& node = nodes_[Index(page)];
+    ISOBIT_CHECK(!node.in_tree) << "page " << page << " would hold two things";
+    const auto own = tokens.subspan(i * page_size_, page_size_);
+    node.in_tree = true;
+    node.parent = path.empty() ? kRoot : path.back();
+    node.tokens.assign(own.begin(), own.end());
+    Children& siblings = node.parent == kRoot ? first_ : nodes_[Index(node.parent)].children;
+    siblings.emplace(node.tokens, page);
+    path.push_back(page);
+  }
+  return path;
+}
+
+void PrefixTree::SetUnused(int32_t page) {
+  Node& node = nodes_[Index(page)];
+  ISOBIT_CHECK(node.in_tree && !node.unused) << "page " << page;
+  node.unused = true;
+  node.place = unused_.insert(unused_.end(), page);
+}
+
+void PrefixTree::SetUsed(int32_t page) {
+  Node& node = nodes_[Index(page)];
+  if (!node.unused) return;
+  node.unused = false;
+  unused_.erase(node.place);
+}
+
+void PrefixTree::Touch(absl::Span<const int32_t> path) {
+  for (auto page = path.rbegin(); page != path.rend(); ++page) {
+    const Node& node = nodes_[Index(*page)];
+    if (node.unused) unused_.splice(unused_.end(), unused_, node.place);
+  }
+}
+
+int32_t PrefixTree::TakeOldest() {
+  const int32_t page = unused_.front();
+  ISOBIT_CHECK(nodes_[Index(page)].children.empty())
+      << "page " << page << " goes before what comes after it";
+  Remove(page);
+  return page;
+}
+
+std::vector<int32_t> PrefixTree::TakeAll() {
+  std::vector<int32_t> unused(unused_.begin(), unused_.end());
+  for (Node& node : nodes_) {
+    if (node.in_tree) node = Node();
+  }
+  first_.clear();
+  unused_.clear();
+  return unused;
+}
+
+void PrefixTree::Remove(int32_t page) {
+  Node& node = nodes_[Index(page)];
+  Children& siblings = node.parent == kRoot ? first_ : nodes_[Index(node.parent)].children;
+  siblings.erase(node.tokens);
+  unused_.erase(node.place);
+  node = Node();
+}
+
+}  // namespace isobit
