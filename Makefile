@@ -77,7 +77,7 @@ test-soak: build build/fuzz/build.ninja $(VENV)/.fuzz  ## Attacks, fuzzing and m
 	  timeout 7200 $(VENV)/bin/python tests/attack/weight_stream_test.py
 	cmake --build --preset fuzz --target isobit_fuzz_targets
 	tests/fuzz/run_long.sh build/fuzz $(SOAK_INPUTS)
-	$(VENV)/bin/python tests/bench/soak.py --shape tiny-qwen2 --update_every_s 5 --duration_s $(SOAK_SECONDS)
+	$(VENV)/bin/python bench/services/soak.py --shape tiny-qwen2 --update_every_s 5 --duration_s $(SOAK_SECONDS)
 
 build-gpu: build/cuda/build.ninja  ## Builds services, tests and tools for GPUs (nvcc 13)
 	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench isobit-numerics $(BINARIES)
@@ -136,21 +136,21 @@ check-wheels: $(VENV)/.installed  ## Installs the wheels of dist/ in empty envir
 	$(VENV)/bin/python tests/wheels/installed_test.py
 
 lint: build build/.lint  ## Runs clang-tidy over every source file
-	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools)/.*\.cc'
+	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools|bench)/.*\.cc'
 
 lint-changed: build build/.lint  ## Runs clang-tidy over what the last commits changed
 	python3 tests/lint_changed.py build/release
 
 format: $(VENV)/.format  ## Formats C++ and Python
 	@$(VENV)/bin/clang-format -i $(SOURCES)
-	$(RUN) ruff format --quiet --config python/pyproject.toml python tests deploy
-	$(RUN) ruff check --quiet --fix --config python/pyproject.toml python tests deploy
+	$(RUN) ruff format --quiet --config python/pyproject.toml python tests deploy bench
+	$(RUN) ruff check --quiet --fix --config python/pyproject.toml python tests deploy bench
 
 check-format: $(VENV)/.format  ## Fails if `make format` would change anything
 	@echo 'checking the format of $(words $(SOURCES)) C++ files and of all Python files'
 	@$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
-	$(RUN) ruff format --quiet --check --config python/pyproject.toml python tests deploy
-	$(RUN) ruff check --quiet --config python/pyproject.toml python tests deploy
+	$(RUN) ruff format --quiet --check --config python/pyproject.toml python tests deploy bench
+	$(RUN) ruff check --quiet --config python/pyproject.toml python tests deploy bench
 
 clean:  ## Removes what was built, but neither environment nor models
 	rm -rf build dist logs
