@@ -9,8 +9,7 @@ FILE.json holds {"tables": [TABLE, ...]}, each TABLE an object with
 
     id        its name within the file
     measured  how the figures were measured, strings: "date", "hardware", "what" (shapes, load); if known also
-              "command", "commit" (of the code that was measured) and "recorded" (the commit that brought the
-              figures into the repository)
+              "command". Commits are not named: the history of the file says what was measured when
     columns   headers, each a string or {"name": ..., "digits": N}: N digits behind the point, for numbers
     rows      lists of as many cells as columns: a string, a number, null (an empty cell), or [number, mark]
 
@@ -33,7 +32,7 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 REQUIRED = ("date", "hardware", "what")
-OPTIONAL = ("command", "commit", "recorded")
+OPTIONAL = ("command",)
 PROSE_WIDTH = 120
 
 
@@ -56,10 +55,6 @@ def cell_text(cell: object, digits: int | None) -> str:
 def provenance(measured: dict[str, str]) -> str:
     """The sentences above a table that say how its figures were measured, in lines of prose."""
     text = f"{measured['what']}. {measured['hardware']}; {measured['date']}"
-    if "commit" in measured:
-        text += f"; commit {measured['commit']}"
-    if "recorded" in measured:
-        text += f"; recorded in commit {measured['recorded']}"
     if "command" in measured:
         text += f"; `{measured['command']}`"
     return textwrap.fill(f"{text}.", width=PROSE_WIDTH, break_long_words=False, break_on_hyphens=False)
