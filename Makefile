@@ -15,6 +15,8 @@ TORCH := .venv-torch
 SECOND_TORCH := 2.15.0
 BINARIES := isobit-rollout isobit-scorer isobit-comparator isobit-model
 SOURCES = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
+# Which tests `make test` runs: a test preset of CMakePresets.json for build/release.
+TESTS ?= release
 # Extra arguments of the demo, such as ARGS='--modes tree --max_tokens 32'.
 ARGS ?=
 # OFFLINE=1 takes a random model instead of the one from the package index.
@@ -22,10 +24,6 @@ OFFLINE ?=
 
 # Where the CUDA toolkit puts nvcc, on machines that have it but not on their PATH.
 export PATH := $(PATH):/usr/local/cuda/bin
-
-# Labels that a sanitizer run leaves out; see cmake/isobit_targets.cmake.
-UNFIT_asan := gpu|python|e2e|accuracy
-UNFIT_tsan := $(UNFIT_asan)|rpc
 
 ifeq ($(OFFLINE),)
 MODEL_FILES := $(MODEL)/config.json
@@ -37,8 +35,8 @@ endif
 WHEELS ?= isobit isobit-cuda isobit-torch
 BUILT_FROM := $(if $(filter isobit-cuda isobit-torch,$(WHEELS)),$(VENV)/.nccl) $(if $(filter isobit-torch,$(WHEELS)),$(TORCH)/.installed)
 
-.PHONY: help deps venv model build demo test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch build-trainer test-torch test-verl test-frameworks test-hosts train-demo build-torch-gpu \
-  test-torch-gpu wheels check-wheels lint lint-changed format check-format clean
+.PHONY: help deps venv model build demo check test test-asan test-tsan fuzz test-soak build-gpu test-gpu test-gpu-sanitizers build-torch build-trainer test-torch test-verl test-frameworks test-hosts train-demo build-torch-gpu \
+  test-torch-gpu wheels check-wheels lint lint-changed format check-format check-structure clean
 
 help:  ## This list
 	@sed -nE 's/^([a-z -]+):.*  ## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 30
@@ -54,36 +52,40 @@ demo: build/release/build.ninja $(VENV)/.installed $(MODEL_FILES)  ## Runs the d
 	cmake --build --preset release --target $(BINARIES)
 	$(RUN) isobit demo $(DEMO_FLAGS) $(ARGS)
 
+check: build/release/build.ninja $(VENV)/.installed  ## Builds and runs the short unit tests; from a built tree minutes, without network
+	cmake --build --preset release
+	tests/run_tests.sh build/release --preset check
+
 test: build $(VENV)/.installed $(VENV)/.deploy $(VENV)/.routers $(MODEL_FILES) build/.page  ## Builds everything and runs all tests that need no GPU
-	tests/run_tests.sh build/release -LE gpu
+	tests/run_tests.sh build/release --preset $(TESTS)
 
 test-asan test-tsan: test-%: build/%/build.ninja  ## Builds with sanitizers and runs the host tests
 	cmake --build --preset $* --target isobit_tests
-	tests/run_tests.sh build/$* -LE '$(UNFIT_$*)'
+	tests/run_tests.sh build/$* --preset $*
 
 fuzz: build/fuzz/build.ninja $(VENV)/.fuzz  ## Searches each border for input that breaks it, 20 s each
 	cmake --build --preset fuzz --target isobit_fuzz_targets
-	tests/run_tests.sh build/fuzz -L fuzz
+	tests/run_tests.sh build/fuzz --preset fuzz
 
 # Moments at which an attack strikes, inputs of each fuzzing target, seconds of mixed work: some four hours on 2 cores.
 SOAK_TRIES ?= 300
 SOAK_INPUTS ?= 10000000
 SOAK_SECONDS ?= 600
 test-soak: build build/fuzz/build.ninja $(VENV)/.fuzz  ## Attacks, fuzzing and mixed work, for long
-	tests/run_tests.sh build/release -L attack
+	tests/run_tests.sh build/release --preset attack
 	ISOBIT_BIN_DIR=$(CURDIR)/build/release/bin ISOBIT_ATTACK_TRIES=$(SOAK_TRIES) \
 	  timeout 7200 $(VENV)/bin/python tests/attack/changed_weights_test.py
 	ISOBIT_BIN_DIR=$(CURDIR)/build/release/bin ISOBIT_ATTACK_TRIES=$(SOAK_TRIES) \
 	  timeout 7200 $(VENV)/bin/python tests/attack/weight_stream_test.py
 	cmake --build --preset fuzz --target isobit_fuzz_targets
 	tests/fuzz/run_long.sh build/fuzz $(SOAK_INPUTS)
-	$(VENV)/bin/python tests/bench/soak.py --shape tiny-qwen2 --update_every_s 5 --duration_s $(SOAK_SECONDS)
+	$(VENV)/bin/python bench/services/soak.py --shape tiny-qwen2 --update_every_s 5 --duration_s $(SOAK_SECONDS)
 
 build-gpu: build/cuda/build.ninja  ## Builds services, tests and tools for GPUs (nvcc 13)
 	cmake --build --preset cuda --target isobit_gpu_tests isobit-bench isobit-numerics $(BINARIES)
 
 test-gpu: build-gpu $(VENV)/.disassembly  ## Runs the tests of the CUDA kernels; without a GPU they skip
-	tests/run_tests.sh build/cuda -L gpu
+	tests/run_tests.sh build/cuda --preset cuda
 
 test-gpu-sanitizers: build-gpu  ## Runs the tests of the CUDA kernels under compute-sanitizer (a GPU)
 	tests/run_sanitizers.sh build/cuda
@@ -98,7 +100,7 @@ test-torch: build-torch build/torch-asan/build.ninja build/release/build.ninja $
 	cmake --build --preset torch --target front_test trainer_pieces_test isobit-trainer
 	cmake --build --preset torch-asan --target isobit_torch
 	cmake --build --preset release --target $(BINARIES)
-	tests/run_tests.sh build/torch -L torch
+	tests/run_tests.sh build/torch --preset torch
 
 test-verl: build-torch build/release/build.ninja $(TORCH)/.verl $(MODEL_FILES)  ## Runs verl's own classes with isobit, on a local Ray (minutes)
 	cmake --build --preset release --target $(BINARIES)
@@ -125,7 +127,7 @@ build-torch-gpu: build/torch-cuda/build.ninja  ## Builds the PyTorch operators f
 	cmake --build --preset torch-cuda --target isobit_torch
 
 test-torch-gpu: build-torch-gpu build-gpu  ## Compares training on GPUs with the CPU's bits; without a GPU it skips
-	tests/run_tests.sh build/torch-cuda -R '^torch_cuda_'
+	tests/run_tests.sh build/torch-cuda --preset torch-cuda
 
 wheels: build/.wheel $(BUILT_FROM)  ## Builds the wheels, dist/*.whl (Debian 12, nvcc 13); WHEELS=isobit: that one alone
 	deploy/wheels/steps.sh build $(WHEELS)
@@ -136,22 +138,30 @@ check-wheels: $(VENV)/.installed  ## Installs the wheels of dist/ in empty envir
 	$(VENV)/bin/python tests/wheels/installed_test.py
 
 lint: build build/.lint  ## Runs clang-tidy over every source file
-	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools)/.*\.cc'
+	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools|bench)/.*\.cc'
 
-lint-changed: build build/.lint  ## Runs clang-tidy over what the last commits changed
+lint-changed: build build/.lint  ## Runs clang-tidy over what the branch changed; on main over all, for at most 15 minutes
 	python3 tests/lint_changed.py build/release
 
 format: $(VENV)/.format  ## Formats C++ and Python
 	@$(VENV)/bin/clang-format -i $(SOURCES)
 	$(RUN) isobit_tools.sync_clients
-	$(RUN) ruff format --quiet --config python/pyproject.toml python tests deploy
-	$(RUN) ruff check --quiet --fix --config python/pyproject.toml python tests deploy
+	$(RUN) ruff format --quiet --config python/pyproject.toml python tests deploy bench
+	$(RUN) ruff check --quiet --fix --config python/pyproject.toml python tests deploy bench
 
 check-format: $(VENV)/.format  ## Fails if `make format` would change anything
 	@echo 'checking the format of $(words $(SOURCES)) C++ files and of all Python files'
 	@$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
-	$(RUN) ruff format --quiet --check --config python/pyproject.toml python tests deploy
-	$(RUN) ruff check --quiet --config python/pyproject.toml python tests deploy
+	$(RUN) ruff format --quiet --check --config python/pyproject.toml python tests deploy bench
+	$(RUN) ruff check --quiet --config python/pyproject.toml python tests deploy bench
+
+# Needs nothing but a Python.
+check-structure:  ## Checks folders, documents and their tables, as `make test` does, too
+	$(PYTHON) tests/structure_test.py
+	$(PYTHON) tests/docs_test.py
+	$(PYTHON) tests/proto/comments_test.py
+	$(PYTHON) tests/models_page.py --check
+	$(PYTHON) bench/reports/benchmark_pages.py --check
 
 clean:  ## Removes what was built, but neither environment nor models
 	rm -rf build dist logs

@@ -19,8 +19,9 @@ function(isobit_binary)
   set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 endfunction()
 
-# LABELS: unit (default), invariance, accuracy (of numbers, which no sanitizer judges), e2e, gpu; rpc
-# beside them for tests that run gRPC, which the thread sanitizer cannot judge. TIMEOUT in seconds, for tests that
+# LABELS: unit (default), invariance, accuracy (of numbers, which no sanitizer judges), e2e, gpu; beside them rpc
+# for tests that run gRPC, which the thread sanitizer cannot judge, and long for unit tests of more than 15 s, which
+# `make check` leaves out. CMakePresets.json says which labels each run takes. TIMEOUT in seconds, for tests that
 # hang: those that compute take two minutes, and many times that on a loaded machine.
 function(isobit_test)
   cmake_parse_arguments(ARG "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of one build directory and ends with a line of counts.
 #
-#   tests/run_tests.sh build/release [arguments of ctest]
+#   tests/run_tests.sh build/release [arguments of ctest, such as --preset check or -R forward_test]
 set -euo pipefail
 
 build=$1

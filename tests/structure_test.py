@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture" / "README.md"
 
 SOURCE_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".inc"}
-SOURCE_FOLDERS = ("proto", "common", "kernels", "rollout", "trainer_bridge", "tools")
+SOURCE_FOLDERS = ("proto", "common", "kernels", "rollout", "trainer_bridge", "tools", "bench")
 GENERATED = ("isobit/v1/", "vllm/grpc/engine/")  # where protoc's headers are, as includes name them
 BUILD_FILES = ("CMakeLists.txt", "CMakePresets.json", "*.cmake", "Makefile")
 
@@ -42,8 +42,8 @@ LIBRARIES = {
 # second, directly or through others.
 NEVER_REACH = {
     "kernels know no RPC and no framework": (r"kernels\b", r"gRPC|protobuf|Torch|proto$|common/(access|rpc)"),
-    "kernels know no caller": (r"kernels\b", r"rollout|trainer_bridge|tools"),
-    "common knows nothing above it": (r"common/", r"kernels|rollout|trainer_bridge|tools"),
+    "kernels know no caller": (r"kernels\b", r"rollout|trainer_bridge|tools|bench"),
+    "common knows nothing above it": (r"common/", r"kernels|rollout|trainer_bridge|tools|bench"),
     "in common, only access, rpc and http know gRPC": (
         r"common/(?!(access|rpc|http)$)",
         r"gRPC|protobuf|proto$",
@@ -56,7 +56,7 @@ NEVER_REACH = {
     "a backend knows no model": (r"kernels/(cuda|cpu|oracle)\b", r"kernels/model|common/checkpoint"),
 }
 # The only folders that name CUDA's libraries themselves.
-MAY_NAME_CUDA = r"kernels/(cuda|runtime)\b|common/(cuda|parallel)$|tools$"
+MAY_NAME_CUDA = r"kernels/(cuda|runtime)\b|common/(cuda|parallel)$|(tools|bench/kernels)$"
 
 # Each lets a compiler change the bits of a result.
 BIT_CHANGING_FLAGS = re.compile(
@@ -79,7 +79,7 @@ MAY_ASK_THE_WALL_CLOCK = {
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 # Folders of programs that share no flags with the services, so that theirs count apart.
-SEPARATE_PROGRAMS = ("tools/", "trainer_bridge/trainer/")
+SEPARATE_PROGRAMS = ("tools/", "bench/", "trainer_bridge/trainer/")
 TABLE = "## Folders and who may include whom"
 FLAG = re.compile(r"\bABSL_FLAG\((?:[^,<]|<[^>]*(?:<[^>]*>)?>)+,\s*(\w+)")
 LINKS = re.compile(r"\b(isobit_library|isobit_binary|target_link_libraries)\s*\(([^()]*)\)")

@@ -5,10 +5,12 @@ import io
 import json
 import re
 import shutil
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench" / "reports"))
 import benchmark_pages
 
 

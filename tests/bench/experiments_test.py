@@ -1,4 +1,4 @@
-"""Runs every experiment of this folder with little work on real services, and tests their arithmetic."""
+"""Runs every experiment of bench/services with little work on real services, and tests their arithmetic."""
 
 import json
 import os
@@ -11,10 +11,12 @@ from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock, patch
 
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench" / "services"))
 import acceptance
 import http_load
 import machine
-import numpy as np
 import one_prompt
 import rl_step
 import soak
@@ -26,7 +28,7 @@ from rl_loads import Prompts, unequal_tokens
 
 from isobit.results import TokenLogprobs, TopLogprobs
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(acceptance.__file__).parent
 
 
 class ExperimentsTest(unittest.TestCase):

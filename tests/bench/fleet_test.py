@@ -6,10 +6,12 @@ import io
 import json
 import math
 import random
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench" / "fleet"))
 import fleet
 import fleet_plan as plan
 from fleet_queue import Measured, Replica, Request, Simulation, Speed, hash_of

@@ -1,6 +1,6 @@
 // What guesses gain and cost by the times of GpuStepCosts: an engine over a rank that computes
 // nothing and whose clock these times drive. How good they are, GPUs tell
-// (docs/benchmarks/rollout.md); here is what the engine makes of them.
+// (docs/benchmarks/speculation.md); here is what the engine makes of them.
 #include <cstdint>
 #include <memory>
 #include <string>
