@@ -126,9 +126,10 @@ class ServiceClient(Client):
         initial metadata with this key. There a request None means that there is nothing to send yet."""
         if accepted is None:
             return self._unary(method, iter(requests), timeout)
+        call = getattr(self._stub, method)
         with self._connection(timeout) as left:
             queue = Queue(maxsize=4)
-            response = getattr(self._stub, method).future(iter(queue.get, None), timeout=left)
+            response = call.future(iter(queue.get, None), timeout=left)
             has_accepted = False
             try:
                 for request in requests:
