@@ -36,7 +36,7 @@ FORMS = {"staged": "stage", "staging": "stage", "grouped": "group"}
 # Names of the standard library and of a company, and an English idiom.
 NOT_OURS = re.compile(r"\b(push|pop|emplace)_front\b|HuggingFace|InPlace|\bin_place\b|\bPUT_IN_PLACE\b")
 GUARD = re.compile(r"\bISOBIT_\w+_H_\b")
-TEST_NAME = re.compile(r"\b(?:TYPED_)?TEST(?:_[FP])?\([^()]*\)|\b(?:def|class) (?:test_\w+|\w+Test)\b")
+TEST_NAME = re.compile(r"\b(?:TYPED_)?TEST(?:_[FP])?\([^()]*\)|\btest_\w+|\b\w+Test\b")
 TEXT = {
     True: re.compile(r'"""(?:.*?)"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*', re.DOTALL),
     False: re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL),
