@@ -1,4 +1,4 @@
-// Reads access files and finds clients in them. See access_list.h.
+// Reads access files, watches them for changes, and finds clients in them.
 #include "common/access/access_list.h"
 
 #include <openssl/crypto.h>

@@ -1,4 +1,4 @@
-// See audit_log.h.
+// Writes audit lines: to a file that is opened for each, or to the log.
 #include "common/access/audit_log.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// See call_gate.h.
+// Judges calls by the access file and the port, from their headers to their end.
 #include "common/access/call_gate.h"
 
 #include <grpc/grpc_security_constants.h>
@@ -96,7 +96,11 @@ class GatedCall final : public grpc::experimental::Interceptor {
     if (methods->QueryInterceptionHookPoint(Point::POST_RECV_MESSAGE)) {
       Look(methods->GetRecvMessage());
     }
-    if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) End(*methods);
+    if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) {
+      const absl::Status outcome = FromGrpcStatus(methods->GetSendStatus());
+      const absl::Status told = gate_->End(context_, outcome, is_audited_, arguments_);
+      if (told != outcome) methods->ModifySendStatus(ToGrpcStatus(told));
+    }
     methods->Proceed();
   }
 
@@ -116,34 +120,6 @@ class GatedCall final : public grpc::experimental::Interceptor {
     // Of a stream, the first message.
     if (is_audited_ && arguments_.empty()) {
       arguments_ = BoundedText(*static_cast<const google::protobuf::Message*>(message));
-    }
-  }
-
-  void End(grpc::experimental::InterceptorBatchMethods& methods) {
-    grpc::Status status = methods.GetSendStatus();
-    // What has taken effect is told and noted as it is. What has not ends as a new call would.
-    const absl::Status refusal = gate_->RefusalOf(context_);
-    const bool was_refused = !status.ok() && !refusal.ok();
-    if (was_refused) {
-      status = ToGrpcStatus(refusal);
-      methods.ModifySendStatus(status);
-    }
-    const bool has_line = !was_refused && gate_->HasAuditLine(context_);
-    if (is_audited_ && !has_line && gate_->options_.audit != nullptr) {
-      const AuditEntry entry = {.client = gate_->ClientOf(context_),
-                                .caller_address = context_.peer(),
-                                .method = method_,
-                                .arguments = arguments_,
-                                .outcome = FromGrpcStatus(status)};
-      // Anybody can try to abort all requests. A method for admins alone has let an admin in.
-      const bool is_admin = IsAdminMethod(method_) || gate_->CheckAdmin(context_).ok();
-      is_admin ? gate_->options_.audit->Write(entry) : gate_->options_.audit->WriteRefused(entry);
-    }
-    // Before the client sees the end: its next call must not find the quota still taken.
-    gate_->ReturnQuota(context_);
-    if (!status.ok() && !gate_->SeesPaths(context_)) {
-      methods.ModifySendStatus(
-          grpc::Status(status.error_code(), WithoutPaths(status.error_message())));
     }
   }
 
@@ -299,15 +275,31 @@ absl::Status CallGate::Recheck(const grpc::ServerContextBase& context) {
   return call == calls_.end() ? absl::OkStatus() : Judge(std::move(list), call->second);
 }
 
-absl::Status CallGate::RefusalOf(const grpc::ServerContextBase& context) const {
-  const std::lock_guard lock(mutex_);
-  const auto call = calls_.find(&context);
-  return call == calls_.end() ? absl::OkStatus() : call->second.refusal;
-}
-
-void CallGate::ReturnQuota(const grpc::ServerContextBase& context) {
-  const std::lock_guard lock(mutex_);
-  if (const auto call = calls_.find(&context); call != calls_.end()) call->second.leases.clear();
+absl::Status CallGate::End(const grpc::ServerContextBase& context, absl::Status outcome,
+                           bool is_audited, const std::string& arguments) {
+  AuditEntry entry;
+  bool is_admin = false, sees_paths = true;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = calls_.find(&context);
+    if (found == calls_.end()) return outcome;
+    Call& call = found->second;
+    // Before the client sees the end: its next call must not find the quota still taken.
+    call.leases.clear();
+    // What has taken effect is told and noted as it is. What has not ends as a new call would.
+    const bool is_refused = !outcome.ok() && !call.refusal.ok();
+    if (is_refused) outcome = call.refusal;
+    if (call.has_audit_line && !is_refused) is_audited = false;
+    // Anybody can try to abort all requests. A method for admins alone has let an admin in.
+    is_admin = IsAdminMethod(call.method) || call.admin.ok();
+    sees_paths = call.sees_paths;
+    if (is_audited) entry = {call.client, context.peer(), call.method, arguments, outcome};
+  }
+  if (is_audited && options_.audit != nullptr) {
+    is_admin ? options_.audit->Write(entry) : options_.audit->WriteRefused(entry);
+  }
+  if (outcome.ok() || sees_paths) return outcome;
+  return absl::Status(outcome.code(), WithoutPaths(outcome.message()));
 }
 
 void CallGate::Leave(const grpc::ServerContextBase& context) {
@@ -345,12 +337,6 @@ void CallGate::Audit(const grpc::ServerContextBase& context, std::string method,
   outcome.ok() ? options_.audit->Write(entry) : options_.audit->WriteRefused(entry);
 }
 
-bool CallGate::HasAuditLine(const grpc::ServerContextBase& context) const {
-  const std::lock_guard lock(mutex_);
-  const auto call = calls_.find(&context);
-  return call != calls_.end() && call->second.has_audit_line;
-}
-
 std::string CallGate::ClientOf(const grpc::ServerContextBase& context) const {
   const std::lock_guard lock(mutex_);
   const auto call = calls_.find(&context);
@@ -361,12 +347,6 @@ absl::Status CallGate::CheckAdmin(const grpc::ServerContextBase& context) const 
   const std::lock_guard lock(mutex_);
   const auto call = calls_.find(&context);
   return call == calls_.end() ? absl::OkStatus() : call->second.admin;
-}
-
-bool CallGate::SeesPaths(const grpc::ServerContextBase& context) const {
-  const std::lock_guard lock(mutex_);
-  const auto call = calls_.find(&context);
-  return call == calls_.end() || call->second.sees_paths;
 }
 
 std::string WithoutPaths(absl::string_view message) {

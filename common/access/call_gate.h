@@ -133,12 +133,12 @@ class CallGate : public std::enable_shared_from_this<CallGate> {
   explicit CallGate(CallGateOptions options);
   absl::Status Check(Listener listener, const CallFacts& facts);
   void Enter(grpc::ServerContextBase& context, const std::string& method, Listener listener);
-  void ReturnQuota(const grpc::ServerContextBase& context);
+  // Returns the call's quota and writes its audit line, if `is_audited` and it has none yet.
+  // Returns what the client is told: `outcome`, or the call's refusal, without paths that it may
+  // not see.
+  absl::Status End(const grpc::ServerContextBase& context, absl::Status outcome, bool is_audited,
+                   const std::string& arguments);
   void Leave(const grpc::ServerContextBase& context);
-  bool SeesPaths(const grpc::ServerContextBase& context) const;
-  // The call's first error from Recheck, or OK.
-  absl::Status RefusalOf(const grpc::ServerContextBase& context) const;
-  bool HasAuditLine(const grpc::ServerContextBase& context) const;
   // Decides about the call by the access list; null: there is none. Returns the call's refusal.
   static absl::Status Judge(std::shared_ptr<const AccessList> list, Call& call);
 

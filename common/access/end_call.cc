@@ -1,4 +1,4 @@
-// See end_call.h. gRPC's C++ classes can cancel a call, but not say why.
+// Ends calls through gRPC's C interface: its C++ classes can cancel a call, but not say why.
 #include "common/access/end_call.h"
 
 #include <grpc/grpc.h>

@@ -1,4 +1,4 @@
-// See health_watches.h.
+// Counts health watches in an interceptor, as gRPC's own service answers them.
 #include "common/access/health_watches.h"
 
 #include <utility>

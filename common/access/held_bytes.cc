@@ -1,4 +1,4 @@
-// Counts held bytes without a lock; only opening an account takes one. See held_bytes.h.
+// Counts held bytes without a lock; only opening an account takes one.
 #include "common/access/held_bytes.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The table of roles. See method_roles.h.
+// The table of methods and the roles that may call them.
 #include "common/access/method_roles.h"
 
 #include <algorithm>

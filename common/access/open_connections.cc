@@ -1,4 +1,4 @@
-// See open_connections.h.
+// Counts connections by descriptor and inode, since gRPC closes them without saying so.
 #include "common/access/open_connections.h"
 
 #include <arpa/inet.h>

@@ -1,8 +1,7 @@
-// Counts what calls hold. See quota.h.
+// Counts what calls hold, under one lock.
 #include "common/access/quota.h"
 
 #include <chrono>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -56,29 +55,6 @@ absl::Status CheckRoom(absl::string_view whose, const QuotaAmounts& limits,
 
 }  // namespace
 
-Quota::Lease::Lease(std::shared_ptr<Quota> quota, std::string client, const QuotaAmounts& amounts)
-    : quota_(std::move(quota)), client_(std::move(client)), amounts_(amounts) {}
-
-Quota::Lease::Lease(Lease&& other) noexcept
-    : quota_(std::move(other.quota_)),
-      client_(std::move(other.client_)),
-      amounts_(other.amounts_) {}
-
-Quota::Lease& Quota::Lease::operator=(Lease&& other) noexcept {
-  if (this == &other) return *this;
-  Release();
-  quota_ = std::move(other.quota_);
-  client_ = std::move(other.client_);
-  amounts_ = other.amounts_;
-  return *this;
-}
-
-Quota::Lease::~Lease() { Release(); }
-
-void Quota::Lease::Release() {
-  if (const std::shared_ptr<Quota> quota = std::move(quota_)) quota->GiveBack(client_, amounts_);
-}
-
 std::shared_ptr<Quota> Quota::Create(const QuotaAmounts& each, const QuotaAmounts& all) {
   return std::shared_ptr<Quota>(new Quota(each, all));
 }
@@ -92,7 +68,9 @@ absl::StatusOr<Quota::Lease> Quota::Take(const std::string& client, const QuotaA
   ISOBIT_RETURN_IF_ERROR(CheckRoom("all clients", all_, total_, amounts));
   Add(held_[client], amounts, 1);
   Add(total_, amounts, 1);
-  return Lease(shared_from_this(), client, amounts);
+  return Lease(this, [quota = shared_from_this(), client, amounts](const void*) {
+    quota->GiveBack(client, amounts);
+  });
 }
 
 void Quota::GiveBack(const std::string& client, const QuotaAmounts& amounts) {

@@ -1,5 +1,5 @@
 // Bounds on the work that clients have in flight, for each one and for all together. What a call
-// takes is a lease; its destructor gives it back. held_bytes.h bounds bytes.
+// takes is a lease, whose end gives it back. held_bytes.h bounds bytes.
 #ifndef ISOBIT_COMMON_ACCESS_QUOTA_H_
 #define ISOBIT_COMMON_ACCESS_QUOTA_H_
 
@@ -24,23 +24,8 @@ struct QuotaAmounts {
 // Counts per client. Thread-safe.
 class Quota : public std::enable_shared_from_this<Quota> {
  public:
-  // What a call holds; the destructor gives it back. Movable. Keeps the Quota alive.
-  class Lease {
-   public:
-    Lease() = default;
-    Lease(Lease&& other) noexcept;
-    Lease& operator=(Lease&& other) noexcept;
-    ~Lease();
-
-   private:
-    friend class Quota;
-    Lease(std::shared_ptr<Quota> quota, std::string client, const QuotaAmounts& amounts);
-    void Release();
-
-    std::shared_ptr<Quota> quota_;  // null: holds nothing
-    std::string client_;
-    QuotaAmounts amounts_;
-  };
+  // What a call holds: given back with the last copy. Keeps the Quota alive.
+  using Lease = std::shared_ptr<const void>;
 
   // each: what one client may hold. all: what all clients together may hold.
   static std::shared_ptr<Quota> Create(const QuotaAmounts& each, const QuotaAmounts& all);

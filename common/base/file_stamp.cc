@@ -1,4 +1,4 @@
-// See file_stamp.h.
+// Takes the stamps of files and reads small ones whole.
 #include "common/base/file_stamp.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// See call_count.h.
+// Counts calls in an interceptor, from before their headers to their destruction.
 #include "common/rpc/call_count.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See channel_security.h.
+// Makes channel credentials of files, which are read again when they change.
 #include "common/rpc/channel_security.h"
 
 #include <grpcpp/security/tls_certificate_provider.h>

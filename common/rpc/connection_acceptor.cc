@@ -1,4 +1,4 @@
-// The accept loop. See connection_acceptor.h.
+// The accept loop.
 #include "common/rpc/connection_acceptor.h"
 
 #include <fcntl.h>

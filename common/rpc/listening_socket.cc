@@ -1,4 +1,4 @@
-// Looks up, binds and listens. See listening_socket.h.
+// Looks up, binds and listens.
 #include "common/rpc/listening_socket.h"
 
 #include <netdb.h>

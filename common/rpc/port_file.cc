@@ -1,4 +1,4 @@
-// See port_file.h.
+// Writes port files under another name first, so that readers see a whole number.
 #include "common/rpc/port_file.h"
 
 #include <sys/stat.h>

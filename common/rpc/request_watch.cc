@@ -1,4 +1,4 @@
-// See request_watch.h.
+// Reports how requests were parsed, in an interceptor: it runs on the thread that parsed them.
 #include "common/rpc/request_watch.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Reads sampling parameters off the wire, and writes them. See sampling_params_proto.h.
+// Reads sampling parameters off the wire, and writes them.
 #include "common/rpc/sampling_params_proto.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Fills ServerInfo. See server_info.h.
+// Fills ServerInfo.
 #include "common/rpc/server_info.h"
 
 #include "absl/strings/str_cat.h"

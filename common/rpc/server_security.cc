@@ -1,4 +1,4 @@
-// See server_security.h.
+// Checks the options of security against each other, and makes gate and credentials of them.
 #include "common/rpc/server_security.h"
 
 #include <arpa/inet.h>

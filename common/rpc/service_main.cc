@@ -1,4 +1,4 @@
-// See service_main.h.
+// Prepares a service's process: descriptors, signals, allocator, flags, output.
 #include "common/rpc/service_main.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// See service_metrics.h.
+// Names and describes the metrics that several services have.
 #include "common/rpc/service_metrics.h"
 
 #include <utility>

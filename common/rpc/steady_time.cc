@@ -1,5 +1,5 @@
-// See steady_time.h. gRPC's monotonic clock need not count from where C++'s does, so that times are
-// converted by what is left until then.
+// gRPC's monotonic clock need not count from where C++'s does, so that times are converted by what
+// is left until then.
 #include "common/rpc/steady_time.h"
 
 namespace isobit {

@@ -1,4 +1,4 @@
-// See tls_files.h.
+// Reads PEM files and checks with OpenSSL that certificates, key and dates fit.
 #include "common/rpc/tls_files.h"
 
 #include <openssl/bio.h>

@@ -1,4 +1,4 @@
-// See tls_source.h.
+// Compares the files' stamps at each request for the certificates in force.
 #include "common/rpc/tls_source.h"
 
 #include "common/base/log.h"

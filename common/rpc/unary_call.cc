@@ -1,4 +1,4 @@
-// See unary_call.h.
+// Answers unary calls, at once or from another thread.
 #include "common/rpc/unary_call.h"
 
 #include "proto/isobit/status_convert.h"

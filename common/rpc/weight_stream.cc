@@ -1,4 +1,4 @@
-// See weight_stream.h.
+// Reads a stream of weights message by message, and refuses what comes out of order.
 #include "common/rpc/weight_stream.h"
 
 #include <optional>

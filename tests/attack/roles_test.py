@@ -217,6 +217,11 @@ class RolesTest(GuardedServicesTest):
         worker = self.enterContext(RolloutClient(admin_target(service), token="token-generate"))
         with self.assertRaisesRegex(IsobitError, "PERMISSION_DENIED"):
             worker.generate([1], max_tokens=1)
+        for target in (service.target, admin_target(service)):
+            with grpc.insecure_channel(target) as channel:
+                self.assertEqual(code_of(channel, REFLECTION, "token-admin"), grpc.StatusCode.OK)
+                health = code_of(channel, "/grpc.health.v1.Health/Check", None)
+                self.assertEqual(health, grpc.StatusCode.OK)
         lines = [json.loads(line) for line in audit.read_text().splitlines()]
         done = [line["method"].rpartition("/")[2] for line in lines if line["outcome"] == "OK"]
         self.assertEqual(done, ["PauseGeneration", "ContinueGeneration", "Abort", "Abort"])
