@@ -140,7 +140,7 @@ check-wheels: $(VENV)/.installed  ## Installs the wheels of dist/ in empty envir
 lint: build build/.lint  ## Runs clang-tidy over every source file
 	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools|bench)/.*\.cc'
 
-lint-changed: build build/.lint  ## Runs clang-tidy over what the branch changed; on main over all, for at most 15 minutes
+lint-changed: build build/.lint  ## Runs clang-tidy over what the branch changed; on main over all, for at most 10 minutes
 	python3 tests/lint_changed.py build/release
 
 format: $(VENV)/.format  ## Formats C++ and Python

@@ -1,6 +1,6 @@
 """Runs clang-tidy over the C++ files of a change, or of the whole repository, for at most some minutes.
 
-    python tests/lint_changed.py build/release [--minutes 15] [--base REVISION]
+    python tests/lint_changed.py build/release [--minutes 10] [--base REVISION]
 
 On a branch it checks the files that differ from the merge base with origin/main (main, where there is no
 origin), uncommitted changes included. A changed header is checked through a file that includes it. Where
@@ -84,7 +84,8 @@ class Sources:
     @functools.cache  # noqa: B019 (lives as long as the program)
     def _reached(self, name: str) -> frozenset[Path]:
         """The file itself and those of the repository and of the build that it includes, directly or not."""
-        folders = tuple(Path(part[2:]) for part in self.commands[name] if part.startswith(f"-I{ROOT}"))
+        given = re.findall(r"(?:-I|-isystem )(\S+)", " ".join(self.commands[name]))
+        folders = tuple(Path(folder) for folder in given if folder.startswith(str(ROOT)))
         reached, waiting = set(), [ROOT / name]
         while waiting:
             path = waiting.pop()
@@ -129,7 +130,7 @@ def drop_old_results() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("build", type=Path, help="build directory with compile_commands.json")
-    parser.add_argument("--minutes", type=float, default=15, help="start no file after so long")
+    parser.add_argument("--minutes", type=float, default=10, help="start no file after so long")
     parser.add_argument("--base", help="check what differs from this revision")
     options = parser.parse_args()
     if shutil.which("clang-tidy") is None:
@@ -138,9 +139,8 @@ def main() -> int:
     sources = Sources(options.build.resolve())
     base = options.base or base_of_head()
     names = files_of_diff(sources, base) if base else files_by_change(sources)
-    print(
-        f"lint: {len(names)} files {f'differ from {base[:12]}' if base else 'in all, the last changed first'}"
-    )
+    chosen = f"differ from {base[:12]}" if base else "in all, the last changed first"
+    print(f"lint: {len(names)} files {chosen}")
     drop_old_results()
 
     def lint(name: str) -> tuple[str, str, str]:
@@ -166,11 +166,8 @@ def main() -> int:
     if left := outcomes["left"]:
         print(f"lint: after {options.minutes:g} minutes {len(left)} files are NOT CHECKED: {' '.join(left)}")
     counts = {outcome: len(some) for outcome, some in outcomes.items()}
-    print(
-        "lint: {known} known to be clean, {clean} found clean, {bad} not clean, {left} not checked".format(
-            **counts
-        )
-    )
+    text = "lint: {known} known to be clean, {clean} found clean, {bad} not clean, {left} not checked"
+    print(text.format(**counts))
     return int(counts["bad"] > 0)
 
 

@@ -1,4 +1,4 @@
-// See bench_cpu.h.
+// Times the CPU backend for each instruction set, on one thread and on all, beside an FMA product.
 #include "bench/kernels/cpu.h"
 
 #include <algorithm>

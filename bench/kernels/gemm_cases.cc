@@ -1,4 +1,4 @@
-// See bench_gemm_cases.h.
+// The flags that choose layers, ranks and rows; a layer's operands for our kernel and for cuBLAS.
 #include "bench/kernels/gemm_cases.h"
 
 #include <algorithm>

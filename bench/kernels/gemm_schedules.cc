@@ -1,4 +1,4 @@
-// See bench_gemm_schedules.h.
+// Which schedules are worth measuring for a number of rows, and the sweep over them.
 #include "bench/kernels/gemm_schedules.h"
 
 #include <cstdio>

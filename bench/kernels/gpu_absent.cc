@@ -1,4 +1,4 @@
-// The GPU subcommands of a build without CUDA. See bench_gpu.h.
+// The GPU subcommands of a build without CUDA: each says that they are missing.
 #include "bench/kernels/gpu.h"
 
 namespace isobit::bench {

@@ -1,4 +1,4 @@
-// See bench_harness.h.
+// Races as replays of CUDA graphs; the ceilings: a copy within the device, and cuBLAS at 8192^3.
 #include "bench/kernels/harness.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See bench_model.h.
+// Makes a temporary model directory of the wanted shape for as long as a measurement runs.
 #include "bench/kernels/model.h"
 
 #include <unistd.h>

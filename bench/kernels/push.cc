@@ -1,4 +1,4 @@
-// See bench_push.h.
+// Row-parallel layers that store their partial sums, beside those that push them to the ranks.
 #include "bench/kernels/push.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Random data made on the device. See bench_harness.h.
+// Random data made on the device: normal values by seed and index.
 #include <cuda_bf16.h>
 
 #include "bench/kernels/harness.h"

@@ -1,4 +1,4 @@
-// See bench_ranks.h.
+// Captures one graph for each rank and times replays that start together.
 #include "bench/kernels/ranks.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See bench_report.h.
+// Reads the shared flags, and writes --json with what is known of the machine.
 #include "bench/kernels/report.h"
 
 #include <cmath>

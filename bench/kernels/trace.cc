@@ -1,4 +1,4 @@
-// See bench_trace.h.
+// Collects the buffers that CUPTI fills, and demangles the names of kernels.
 #include "bench/kernels/trace.h"
 
 #include <cupti.h>

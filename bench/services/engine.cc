@@ -1,4 +1,4 @@
-// See bench_engine.h.
+// Steps of an engine over null ranks, alone and behind gRPC with many streams.
 #include "bench/services/engine.h"
 
 #include <grpcpp/client_context.h>

@@ -1,6 +1,6 @@
-// See bench_metrics.h. Two engines over ranks that compute nothing take turns, one that measures
-// and one that does not, so that whatever else the machine does hits both. The thread that steps
-// also calls the sinks, so its CPU time holds all of the host's work.
+// Two engines over ranks that compute nothing take turns, one that measures and one that does not,
+// so that whatever else the machine does hits both. The thread that steps also calls the sinks, so
+// its CPU time holds all of the host's work.
 #include "bench/services/metrics.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See null_engine.h.
+// Starts an engine over null ranks on a tiny model, and keeps a number of requests running.
 #include "bench/services/null_engine.h"
 
 #include <unistd.h>

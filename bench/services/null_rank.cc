@@ -1,4 +1,4 @@
-// A queue of points in time. See null_rank.h.
+// A rank whose steps end at times of a queue, and draw always the same token.
 #include "bench/services/null_rank.h"
 
 #include <algorithm>
