@@ -1,4 +1,4 @@
-// See lookup_drafter.h.
+// An index over the sequence itself.
 #include "rollout/lookup_drafter.h"
 
 #include "rollout/suffix_index.h"

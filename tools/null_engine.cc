@@ -1,4 +1,4 @@
-// See null_engine.h.
+// The engine, its first weights, and the load.
 #include "tools/null_engine.h"
 
 #include <unistd.h>

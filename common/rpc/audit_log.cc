@@ -1,4 +1,4 @@
-// See audit_log.h.
+// Makes the lines, with bounded texts, and appends them.
 #include "common/rpc/audit_log.h"
 
 #include <fcntl.h>

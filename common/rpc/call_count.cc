@@ -1,4 +1,4 @@
-// See call_count.h.
+// The interceptor that counts calls and keeps the means to end them.
 #include "common/rpc/call_count.h"
 
 #include <algorithm>

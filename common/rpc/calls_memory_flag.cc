@@ -1,4 +1,4 @@
-// See calls_memory_flag.h.
+// Defines --max_calls_mb.
 #include "common/rpc/calls_memory_flag.h"
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// See channel_security.h.
+// Channel credentials, and the plugin that adds the bearer token.
 #include "common/rpc/channel_security.h"
 
 #include <grpcpp/security/tls_certificate_provider.h>

@@ -1,4 +1,4 @@
-// See file_stamp.h.
+// Stamps by stat, and the read of a whole small file.
 #include "common/rpc/file_stamp.h"
 
 #include <fcntl.h>

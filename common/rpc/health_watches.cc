@@ -1,4 +1,4 @@
-// See health_watches.h.
+// The interceptor that counts open watches and refuses those beyond the bound.
 #include "common/rpc/health_watches.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// See open_connections.h.
+// Counts by address. A connection has ended if its descriptor is no longer the same socket.
 #include "common/rpc/open_connections.h"
 
 #include <arpa/inet.h>

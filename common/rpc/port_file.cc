@@ -1,4 +1,4 @@
-// See port_file.h.
+// Checks that a port file can be written, and writes it.
 #include "common/rpc/port_file.h"
 
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// See request_watch.h.
+// The interceptor that answers with the parser's reason and counts memory.
 #include "common/rpc/request_watch.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See server_security.h.
+// Chooses credentials and gate from the settings.
 #include "common/rpc/server_security.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,4 @@
-// See service_main.h.
+// Signals, output, allocator and flags, in the order that a process needs.
 #include "common/rpc/service_main.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// See service_metrics.h.
+// The common metrics' names and help texts.
 #include "common/rpc/service_metrics.h"
 
 #include <utility>

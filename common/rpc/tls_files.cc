@@ -1,4 +1,4 @@
-// See tls_files.h.
+// Reads PEM files and checks dates, keys and chains with OpenSSL.
 #include "common/rpc/tls_files.h"
 
 #include <openssl/bio.h>

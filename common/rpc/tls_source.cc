@@ -1,4 +1,4 @@
-// See tls_source.h.
+// The last good certificates, and the stamps of their files.
 #include "common/rpc/tls_source.h"
 
 #include "common/base/log.h"

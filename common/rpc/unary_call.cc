@@ -1,4 +1,4 @@
-// See unary_call.h.
+// The reactor of a unary call that is answered later.
 #include "common/rpc/unary_call.h"
 
 #include "common/rpc/status_convert.h"

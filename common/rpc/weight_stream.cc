@@ -1,4 +1,4 @@
-// See weight_stream.h.
+// The reactor: begin, pieces, end, and reads that wait for the packer.
 #include "common/rpc/weight_stream.h"
 
 #include <optional>

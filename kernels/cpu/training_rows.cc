@@ -1,4 +1,4 @@
-// See training_rows.h.
+// Sums over the rows of packs, and the gradients that need them.
 #include "kernels/cpu/training_rows.h"
 
 #include <algorithm>

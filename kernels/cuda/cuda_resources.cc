@@ -1,4 +1,4 @@
-// See cuda_resources.h.
+// Scratch memory that grows.
 #include "kernels/cuda/cuda_resources.h"
 
 #include <algorithm>
