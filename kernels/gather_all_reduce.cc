@@ -1,4 +1,4 @@
-// See gather_all_reduce.h.
+// Gathers the addresses of partial sums; the backend's Reduce and RmsNorm follow.
 #include "kernels/gather_all_reduce.h"
 
 #include <algorithm>

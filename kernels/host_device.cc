@@ -1,4 +1,4 @@
-// See host_device.h.
+// Host memory, and pages that are given back and taken again.
 #include "kernels/host_device.h"
 
 #include <sys/mman.h>

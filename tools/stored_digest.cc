@@ -1,4 +1,4 @@
-// See stored_digest.h.
+// SHA-256 over names, dtypes, shapes and bytes.
 #include "tools/stored_digest.h"
 
 #include <algorithm>

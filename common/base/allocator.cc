@@ -1,4 +1,4 @@
-// See allocator.h.
+// glibc's malloc: its threshold for mapped blocks, and the trim of free ones.
 #include "common/base/allocator.h"
 
 #include <malloc.h>

@@ -1,4 +1,4 @@
-// See exhaustion.h.
+// The terminate handler that names what ran out, and the trial start of threads.
 #include "common/base/exhaustion.h"
 
 #include <algorithm>

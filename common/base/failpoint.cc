@@ -1,4 +1,4 @@
-// See failpoint.h.
+// The environment variable that names a failpoint, and what happens there.
 #include "common/base/failpoint.h"
 
 #include <csignal>

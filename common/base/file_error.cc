@@ -1,4 +1,4 @@
-// See file_error.h.
+// From errno to a status that names the file.
 #include "common/base/file_error.h"
 
 #include <cerrno>

@@ -1,4 +1,4 @@
-// See line_writer.h.
+// The queue of lines, the thread that writes them, and the notices of dropped lines.
 #include "common/base/line_writer.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// See parallel_for.h.
+// Threads that take the next item until none is left.
 #include "common/base/parallel_for.h"
 
 #include <algorithm>

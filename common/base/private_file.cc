@@ -1,4 +1,4 @@
-// See private_file.h.
+// Opens files with mode 0600 and refuses links.
 #include "common/base/private_file.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// See rank_count.h.
+// The check of a number of ranks.
 #include "common/base/rank_count.h"
 
 #include "absl/strings/str_cat.h"

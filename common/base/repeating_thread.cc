@@ -1,4 +1,4 @@
-// See repeating_thread.h.
+// The thread, and the wait that its end interrupts.
 #include "common/base/repeating_thread.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// See shorten.h.
+// Cuts text between two UTF-8 characters.
 #include "common/base/shorten.h"
 
 #include "absl/strings/str_cat.h"

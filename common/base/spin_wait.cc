@@ -1,4 +1,4 @@
-// See spin_wait.h.
+// The spin, then a futex.
 #include "common/base/spin_wait.h"
 
 #include <linux/futex.h>

@@ -1,4 +1,4 @@
-// See streamed_source.h.
+// Pieces that wait for their reader, and readers that wait for their piece.
 #include "common/checkpoint/streamed_source.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See tensor_names.h.
+// The names of rotary buffers.
 #include "common/checkpoint/tensor_names.h"
 
 #include "absl/strings/match.h"

@@ -1,4 +1,4 @@
-// See weight_blocks.h.
+// Checks that blocks cover every value of every tensor exactly once.
 #include "common/checkpoint/weight_blocks.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See weight_digest.h.
+// The sums over words, with AVX-512 where there is, and the digests made from them.
 #include "common/checkpoint/weight_digest.h"
 
 #include <algorithm>

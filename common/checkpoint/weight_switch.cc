@@ -1,4 +1,4 @@
-// See weight_switch.h.
+// The states of an update, and its checks of versions.
 #include "common/checkpoint/weight_switch.h"
 
 #include <limits>

@@ -1,4 +1,4 @@
-// See flag_hints.h.
+// The names that other servers give to our flags, and the edit distance between two names.
 #include "common/config/flag_hints.h"
 
 #include <algorithm>

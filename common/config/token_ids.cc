@@ -1,4 +1,4 @@
-// See token_ids.h.
+// The range check and its message.
 #include "common/config/token_ids.h"
 
 #include "absl/strings/str_cat.h"

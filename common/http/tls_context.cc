@@ -1,4 +1,4 @@
-// See tls_context.h.
+// OpenSSL contexts, made again when the files have changed, and the names in a certificate.
 #include "common/http/tls_context.h"
 
 #include <arpa/inet.h>

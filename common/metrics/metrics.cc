@@ -1,4 +1,4 @@
-// See metrics.h.
+// Families of counters and histograms, collected when Prometheus asks.
 #include "common/metrics/metrics.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See host_block_gather.h.
+// Each rank's gather thread, and the waits for its peers.
 #include "common/parallel/host_block_gather.h"
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// See nccl_block_gather.h.
+// The stream, the events that order it with the ops, and NCCL's calls.
 #include "common/parallel/nccl_block_gather.h"
 
 #include <cuda_runtime_api.h>

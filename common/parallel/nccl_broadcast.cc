@@ -1,4 +1,4 @@
-// See nccl_broadcast.h.
+// The communicator, the GPU buffer that a broadcast fills, and the copy to the host.
 #include "common/parallel/nccl_broadcast.h"
 
 #include <cuda_runtime_api.h>

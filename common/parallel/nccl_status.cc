@@ -1,4 +1,4 @@
-// See nccl_status.h.
+// From ncclResult_t to a status, and the environment variables that NCCL reads.
 #include "common/parallel/nccl_status.h"
 
 #include <cstdlib>

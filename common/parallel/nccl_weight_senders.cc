@@ -1,4 +1,4 @@
-// See nccl_weight_senders.h.
+// The exchange with senders, and the thread that notices when they are silent.
 #include "common/parallel/nccl_weight_senders.h"
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// See peer_group.h.
+// Enables peer access between the GPUs, and allocates memory on each.
 #include "common/parallel/peer_group.h"
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// See tcp_broadcast.h.
+// Reads the group's id, greets rank 0, and reads what it sends.
 #include "common/parallel/tcp_broadcast.h"
 
 #include <bit>

@@ -1,4 +1,4 @@
-// See tcp_connection.h.
+// Connects, sends and receives; no wait is longer than its caller allows.
 #include "common/parallel/tcp_connection.h"
 
 #include <netdb.h>

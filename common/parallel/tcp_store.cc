@@ -1,4 +1,4 @@
-// See tcp_store.h.
+// The messages of TCPStore that a client sends and reads.
 #include "common/parallel/tcp_store.h"
 
 #include <bit>

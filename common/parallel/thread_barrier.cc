@@ -1,4 +1,4 @@
-// See thread_barrier.h.
+// Counts of arrivals, which every rank reads: first spinning, then asleep.
 #include "common/parallel/thread_barrier.h"
 
 #include <chrono>

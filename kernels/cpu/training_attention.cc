@@ -1,4 +1,4 @@
-// See training_attention.h.
+// One worker's scores, sums of rows and sums of keys, tile by tile.
 #include "kernels/cpu/training_attention.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See training_products.h.
+// Packs operands into panels and calls the product.
 #include "kernels/cpu/training_products.h"
 
 #include <algorithm>

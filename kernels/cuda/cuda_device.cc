@@ -1,4 +1,4 @@
-// See cuda_device.h.
+// Allocations, copies and waits on a stream.
 #include "kernels/cuda/cuda_device.h"
 
 #include <algorithm>

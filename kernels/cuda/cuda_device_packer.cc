@@ -1,4 +1,4 @@
-// See cuda_device_packer.h.
+// Foreign memory that is mapped, and the launches of the packing kernels.
 #include "kernels/cuda/cuda_device_packer.h"
 
 #include <cuda.h>

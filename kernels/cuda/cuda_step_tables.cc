@@ -1,4 +1,4 @@
-// See cuda_step_tables.h.
+// The uploads of a step and of its halves.
 #include "kernels/cuda/cuda_step_tables.h"
 
 #include "common/base/status_macros.h"

@@ -1,4 +1,4 @@
-// See sequences.h.
+// Lays the tables out one after the other, and copies them at once.
 #include "kernels/cuda/sequences.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See shared_splits.h.
+// Runs of sequences whose page tables begin alike.
 #include "kernels/cuda/shared_splits.h"
 
 #include <algorithm>

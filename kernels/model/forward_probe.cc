@@ -1,4 +1,4 @@
-// See forward_probe.h.
+// Digests of each site, and how those of the ranks are joined.
 #include "kernels/model/forward_probe.h"
 
 #include <algorithm>

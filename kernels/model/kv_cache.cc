@@ -1,4 +1,4 @@
-// See kv_cache.h.
+// Where each layer's keys and values lie.
 #include "kernels/model/kv_cache.h"
 
 #include "common/base/status_macros.h"

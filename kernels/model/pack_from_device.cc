@@ -1,4 +1,4 @@
-// See pack_from_device.h.
+// The jobs of each rank, and their reads, sums and packs on its GPU.
 #include "kernels/model/pack_from_device.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See pack_model.h.
+// The jobs of all blocks by the tensors that they share, and the workers.
 #include "kernels/model/pack_model.h"
 
 #include <algorithm>

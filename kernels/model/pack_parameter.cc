@@ -1,4 +1,4 @@
-// See pack_parameter.h.
+// The slices of a parameter, converted and stacked.
 #include "kernels/model/pack_parameter.h"
 
 #include <algorithm>

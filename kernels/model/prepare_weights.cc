@@ -1,4 +1,4 @@
-// See prepare_weights.h.
+// From an update's source to a packed version.
 #include "kernels/model/prepare_weights.h"
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// See resident_weights.h.
+// Places of blocks, prepared blocks, and the copy at the switch.
 #include "kernels/model/resident_weights.h"
 
 #include <algorithm>

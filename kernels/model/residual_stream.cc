@@ -1,4 +1,4 @@
-// See residual_stream.h.
+// Adds and norms, and which half's sum runs when.
 #include "kernels/model/residual_stream.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// See sent_weights.h.
+// What each rank asks of each sender, and the messages.
 #include "kernels/model/sent_weights.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See step_halves.h.
+// Where a step is cut.
 #include "kernels/model/step_halves.h"
 
 #include <algorithm>

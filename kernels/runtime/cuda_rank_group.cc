@@ -1,4 +1,4 @@
-// See cuda_rank_group.h.
+// Free memory, peer memory, NCCL groups, and the all-reduce that fits them.
 #include "kernels/runtime/cuda_rank_group.h"
 
 #include <cuda_runtime_api.h>

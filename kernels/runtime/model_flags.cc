@@ -1,4 +1,4 @@
-// See model_flags.h.
+// Defines the flags, and turns them into settings.
 #include "kernels/runtime/model_flags.h"
 
 #include <numeric>

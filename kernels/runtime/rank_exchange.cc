@@ -1,4 +1,4 @@
-// See rank_exchange.h.
+// The exchange over peer memory and the one over NCCL.
 #include "kernels/runtime/rank_exchange.h"
 
 #include <utility>

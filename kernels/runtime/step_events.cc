@@ -1,4 +1,4 @@
-// See step_events.h.
+// Three events a step, used in turns.
 #include "kernels/runtime/step_events.h"
 
 #include "common/base/status_macros.h"

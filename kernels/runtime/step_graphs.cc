@@ -1,4 +1,4 @@
-// See step_graphs.h.
+// The sizes of graphs, their capture, and the search for a step's graph.
 #include "kernels/runtime/step_graphs.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See control_gate.h.
+// The states of the gate, and when a pause takes effect.
 #include "rollout/engine/control_gate.h"
 
 #include <utility>

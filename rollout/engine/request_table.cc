@@ -1,4 +1,4 @@
-// See request_table.h.
+// The life of a request, from its ticket to its end.
 #include "rollout/engine/request_table.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See step_pipeline.h.
+// Fills a ModelStep from scheduled sequences, and commits its results.
 #include "rollout/engine/step_pipeline.h"
 
 #include <iterator>

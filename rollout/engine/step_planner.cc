@@ -1,4 +1,4 @@
-// See step_planner.h.
+// Rows, requests and positions, added to a step.
 #include "rollout/engine/step_planner.h"
 
 #include "common/base/check.h"

@@ -1,4 +1,4 @@
-// See drafters.h.
+// From names to drafters.
 #include "rollout/guesses/drafters.h"
 
 #include <algorithm>

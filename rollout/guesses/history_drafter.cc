@@ -1,4 +1,4 @@
-// See history_drafter.h.
+// Follows the texts of a prompt along a sequence.
 #include "rollout/guesses/history_drafter.h"
 
 #include <utility>

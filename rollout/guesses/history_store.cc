@@ -1,4 +1,4 @@
-// See history_store.h.
+// Texts by client and prompt, and what goes when memory is short.
 #include "rollout/guesses/history_store.h"
 
 #include <algorithm>

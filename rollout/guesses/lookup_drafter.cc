@@ -1,4 +1,4 @@
-// See lookup_drafter.h.
+// An index over the sequence itself.
 #include "rollout/guesses/lookup_drafter.h"
 
 #include "rollout/guesses/suffix_index.h"

@@ -1,4 +1,4 @@
-// See suffix_index.h.
+// Chains of positions, by the hash of the tokens before them.
 #include "rollout/guesses/suffix_index.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See guess_table.h.
+// Measured costs of steps, and the number of guesses that pays.
 #include "rollout/schedule/guess_table.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See prefix_tree.h.
+// The nodes, and the order in which unused pages are taken.
 #include "rollout/schedule/prefix_tree.h"
 
 #include <iterator>

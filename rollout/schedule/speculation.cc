@@ -1,4 +1,4 @@
-// See speculation.h.
+// Acceptances by request, drafts in flight, and the comparison with what was drawn.
 #include "rollout/schedule/speculation.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See default_limits.h.
+// How many sequences' keys fit into half of what the weights leave.
 #include "rollout/service/default_limits.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See rollout_messages.h.
+// Field by field, with an error for each value that the wire allows and the engine does not.
 #include "rollout/service/rollout_messages.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See rollout_metrics.h.
+// Names, help texts and where each number comes from.
 #include "rollout/service/rollout_metrics.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// See sample_tap.h.
+// The readers, the choice of samples by hash, and the copies of their tokens.
 #include "rollout/service/sample_tap.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See transfer_requests.h.
+// Checks of fields, and the list of broadcasts.
 #include "rollout/service/transfer_requests.h"
 
 #include <map>

@@ -1,4 +1,4 @@
-// See vllm_messages.h.
+// Field by field, with a refusal for each that asks for what is not served.
 #include "rollout/service/vllm_messages.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See vllm_writer.h.
+// Chunks as they come, or joined at the end.
 #include "rollout/service/vllm_writer.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See weight_transfer.h.
+// The group, the open update, and the thread that does a call's work.
 #include "rollout/service/weight_transfer.h"
 
 #include <algorithm>

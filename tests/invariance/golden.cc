@@ -1,4 +1,4 @@
-// See golden.h.
+// The models, the tokens and the digests of what the CPU computes.
 #include "tests/invariance/golden.h"
 
 #include <cstdint>

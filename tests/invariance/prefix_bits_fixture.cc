@@ -1,4 +1,4 @@
-// See prefix_bits_fixture.h.
+// The requests, the engine and the comparison.
 #include "tests/invariance/prefix_bits_fixture.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See training_cases.h.
+// The comparison over all configurations of the CPU backend.
 #include "tests/kernels/training_cases.h"
 
 #include <algorithm>

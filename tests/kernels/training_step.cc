@@ -1,4 +1,4 @@
-// See training_step.h.
+// Forward, loss, backward and update, op by op.
 #include "tests/kernels/training_step.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// See comparator_metrics.h.
+// Names, help texts and where each number comes from.
 #include "trainer_bridge/comparator/comparator_metrics.h"
 
 namespace isobit {

@@ -1,4 +1,4 @@
-// See localise.h.
+// The probes of both sides, the first site that differs, and the cause.
 #include "trainer_bridge/comparator/localise.h"
 
 #include <algorithm>

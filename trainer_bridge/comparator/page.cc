@@ -1,4 +1,4 @@
-// See page.h.
+// Serves the page's files, and an event for each change.
 #include "trainer_bridge/comparator/page.h"
 
 #include <chrono>

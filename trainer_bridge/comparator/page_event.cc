@@ -1,4 +1,4 @@
-// See page_event.h.
+// Writes the JSON.
 #include "trainer_bridge/comparator/page_event.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// See recording.h.
+// The queue, the thread that writes, and the change of files.
 #include "trainer_bridge/comparator/recording.h"
 
 #include <fcntl.h>

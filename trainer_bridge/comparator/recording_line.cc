@@ -1,4 +1,4 @@
-// See recording_line.h.
+// Writes the JSON of a sample and of the seal.
 #include "trainer_bridge/comparator/recording_line.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See shadow.h.
+// The tap's stream, the queue of samples, and the calls to the scorer.
 #include "trainer_bridge/comparator/shadow.h"
 
 #include <algorithm>

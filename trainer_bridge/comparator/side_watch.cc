@@ -1,4 +1,4 @@
-// See side_watch.h.
+// The questions to both services, and the latest answers.
 #include "trainer_bridge/comparator/side_watch.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// See token_texts.h.
+// The vocabulary of tokenizer.json, and byte-level names turned back into bytes.
 #include "trainer_bridge/comparator/token_texts.h"
 
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// See group_member.h.
+// The stream to the leader, and what each of its messages starts.
 #include "trainer_bridge/scorer/group_member.h"
 
 #include <utility>

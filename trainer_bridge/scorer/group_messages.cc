@@ -1,4 +1,4 @@
-// See group_messages.h.
+// Field by field, and the comparison of two identities.
 #include "trainer_bridge/scorer/group_messages.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See packed_pass.h.
+// Assigns rows and pages to sequences.
 #include "trainer_bridge/scorer/packed_pass.h"
 
 #include <algorithm>

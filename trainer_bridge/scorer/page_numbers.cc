@@ -1,4 +1,4 @@
-// See page_numbers.h.
+// A number for each distinct page and the one before it.
 #include "trainer_bridge/scorer/page_numbers.h"
 
 namespace isobit {

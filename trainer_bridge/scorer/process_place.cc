@@ -1,4 +1,4 @@
-// See process_place.h.
+// The sources in the order of their precedence.
 #include "trainer_bridge/scorer/process_place.h"
 
 #include <initializer_list>

@@ -1,4 +1,4 @@
-// See scorer_metrics.h.
+// Names, help texts and where each number comes from.
 #include "trainer_bridge/scorer/scorer_metrics.h"
 
 #include "common/rpc/service_metrics.h"

@@ -1,4 +1,4 @@
-// See shard_ranks.h.
+// Makes the ranks, cuts weights, and runs passes on all threads.
 #include "trainer_bridge/scorer/shard_ranks.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See learner.h.
+// Passes over slots of sequences, and the step of the optimizer.
 #include "trainer_bridge/trainer/learner.h"
 
 #include <algorithm>

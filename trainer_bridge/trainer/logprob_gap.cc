@@ -1,4 +1,4 @@
-// See logprob_gap.h.
+// Compares token by token, and adds up the estimates of KL.
 #include "trainer_bridge/trainer/logprob_gap.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See run.h.
+// The loop, and what it prints and saves.
 #include "trainer_bridge/trainer/run.h"
 
 #include <chrono>

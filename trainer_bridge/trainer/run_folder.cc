@@ -1,4 +1,4 @@
-// See run_folder.h.
+// Reads, writes and removes the files of a run.
 #include "trainer_bridge/trainer/run_folder.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See sampler.h.
+// The calls of Generate on several threads, and the checks of their results.
 #include "trainer_bridge/trainer/sampler.h"
 
 #include <grpcpp/client_context.h>

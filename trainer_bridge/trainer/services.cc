@@ -1,4 +1,4 @@
-// See services.h.
+// The calls to each service.
 #include "trainer_bridge/trainer/services.h"
 
 #include <grpcpp/client_context.h>

@@ -1,4 +1,4 @@
-// See settings.h.
+// The checks, flag by flag.
 #include "trainer_bridge/trainer/settings.h"
 
 #include <limits>

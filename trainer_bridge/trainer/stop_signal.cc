@@ -1,4 +1,4 @@
-// See stop_signal.h.
+// The signal handler.
 #include "trainer_bridge/trainer/stop_signal.h"
 
 #include <unistd.h>

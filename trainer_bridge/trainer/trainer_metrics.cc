@@ -1,4 +1,4 @@
-// See trainer_metrics.h.
+// Names, help texts and where each number comes from.
 #include "trainer_bridge/trainer/trainer_metrics.h"
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// See attention.h.
+// Which sequences the decode schedule takes, and the launches.
 #include "kernels/cuda/attention/attention.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See decode_cluster.h.
+// The kernel whose clusters compute one split with four blocks, and its launcher.
 //
 // A split has 512 keys. Each block of the cluster loads a quarter of the keys, all their columns,
 // and a quarter of the columns of all values. Its eight warps compute the scores of its keys and

@@ -1,4 +1,4 @@
-// See all_reduce.h.
+// The state in peer memory, the kernel's launcher and PeerAllReduce.
 #include <algorithm>
 #include <string>
 #include <utility>

@@ -1,4 +1,4 @@
-// See copy_engine_sum.h.
+// The layout of a rank's shared memory, its copies, and the waits between ranks.
 #include "kernels/cuda/collective/copy_engine_sum.h"
 
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// See nccl_all_reduce.h.
+// An all-gather by NCCL, then Reduce and RmsNorm on every rank.
 #include "kernels/cuda/collective/nccl_all_reduce.h"
 
 #include "common/base/status_macros.h"

@@ -1,4 +1,4 @@
-// See captured_graph.h.
+// Capture, instantiation and replay by CUDA's calls.
 #include "kernels/cuda/device/captured_graph.h"
 
 #include "common/base/status_macros.h"

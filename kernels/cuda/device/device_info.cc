@@ -1,4 +1,4 @@
-// See device_info.h.
+// Reads a device's properties and refuses what is not Hopper.
 #include "kernels/cuda/device/device_info.h"
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// See tensor_map.h.
+// Encodes tensor maps by the driver's function, which is looked up at run time.
 #include "kernels/cuda/device/tensor_map.h"
 
 #include "absl/status/status.h"

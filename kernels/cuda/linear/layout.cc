@@ -1,4 +1,4 @@
-// See layout.h.
+// Sizes of packed weights, and the packing itself.
 #include "kernels/cuda/linear/layout.h"
 
 #include <algorithm>

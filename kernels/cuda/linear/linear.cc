@@ -1,4 +1,4 @@
-// See linear.h.
+// Chooses a schedule and launches it.
 #include "kernels/cuda/linear/linear.h"
 
 #include "common/base/status_macros.h"

@@ -1,4 +1,4 @@
-// See packer.h.
+// The WeightPacker over layout.h.
 #include "kernels/cuda/linear/packer.h"
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// See stacked_linear.h.
+// Maps operands, chooses tiles or the general kernel, and launches.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// See weight_gradient.h.
+// The launch of the tiles, their workspace, and the kernel that adds groups of packs.
 #include <algorithm>
 #include <bit>
 #include <limits>

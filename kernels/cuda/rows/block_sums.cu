@@ -1,4 +1,4 @@
-// See block_sums.h.
+// The kernels that add blocks within a pack, and packs in a tree.
 #include <algorithm>
 
 #include "common/base/round_up.h"

@@ -1,4 +1,4 @@
-// See step_kernels.h.
+// The kernels and their launchers.
 #include <algorithm>
 #include <cstdint>
 

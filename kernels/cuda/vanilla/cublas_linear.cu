@@ -1,4 +1,4 @@
-// See cublas_linear.h.
+// The call of cuBLAS, and the kernel that adds the bias.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// See cublas_products.h.
+// The call of cuBLAS for each product.
 #include "kernels/cuda/vanilla/cublas_products.h"
 
 #include "absl/strings/str_cat.h"

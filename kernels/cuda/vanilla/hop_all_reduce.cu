@@ -1,4 +1,4 @@
-// See hop_all_reduce.h.
+// The all-reduce's kernel with the order of hops.
 #include "kernels/contract/vanilla.h"
 #include "kernels/cuda/collective/all_reduce.cuh"
 #include "kernels/cuda/vanilla/hop_all_reduce.h"

@@ -1,4 +1,4 @@
-// See hop_reduce.h.
+// The kernel and its launcher, by number of ranks.
 #include <cstdint>
 
 #include "common/base/rank_count.h"

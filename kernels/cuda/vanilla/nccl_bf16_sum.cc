@@ -1,4 +1,4 @@
-// See nccl_bf16_sum.h.
+// ncclAllReduce in bf16, then the norm.
 #include "kernels/cuda/vanilla/nccl_bf16_sum.h"
 
 #include <nccl.h>

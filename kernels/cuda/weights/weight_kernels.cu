@@ -1,4 +1,4 @@
-// See weight_kernels.h.
+// The kernels and their launchers.
 #include <algorithm>
 
 #include "common/base/round_up.h"

@@ -1,4 +1,4 @@
-// See step_rows.h.
+// Runs steps on a ModelRunner without an engine.
 #include "tests/rollout/engine/step_rows.h"
 
 #include <algorithm>

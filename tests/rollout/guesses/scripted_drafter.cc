@@ -1,4 +1,4 @@
-// See scripted_drafter.h.
+// Guesses from a script, some spoiled on purpose.
 #include "tests/rollout/guesses/scripted_drafter.h"
 
 #include <random>

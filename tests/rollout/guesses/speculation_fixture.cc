@@ -1,4 +1,4 @@
-// See speculation_fixture.h.
+// The requests and the comparison.
 #include "tests/rollout/guesses/speculation_fixture.h"
 
 #include <algorithm>

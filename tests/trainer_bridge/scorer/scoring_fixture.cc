@@ -1,4 +1,4 @@
-// See scoring_fixture.h.
+// The collector, random inputs, and scores by the oracle.
 #include "tests/trainer_bridge/scorer/scoring_fixture.h"
 
 #include <algorithm>

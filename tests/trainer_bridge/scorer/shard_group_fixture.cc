@@ -1,4 +1,4 @@
-// See shard_group_fixture.h.
+// Leader and members, and their threads.
 #include "tests/trainer_bridge/scorer/shard_group_fixture.h"
 
 #include <string>
