@@ -65,7 +65,7 @@ class StreamOps final : public OpTable {
 
  private:
   const cuda::Scratch scratch_;
-  const cuda::Stream stream_;
+  cuda::Stream stream_;
 };
 
 }  // namespace isobit
