@@ -143,160 +143,197 @@ __device__ __forceinline__ void CopyQueryTiles(const GradientParams& p, const Ke
 
 // One consumer warpgroup: the chains of 64 keys, for dV, dK or both.
 template <class Shape, bool kMakesDv, bool kMakesDk>
-__device__ __forceinline__ void ConsumeQueries(const GradientParams& p, const KeyWork& work,
-                                               const typename Shape::Ring& ring, uint8_t* shared,
-                                               int consumer) {
-  constexpr int kColumns = Shape::kColumns;
-  constexpr int kBlockBytes = Shape::kKeys * 128;  // of 64 columns of the block's keys
-  const int thread = static_cast<int>(threadIdx.x % 128);
-  const int lane = thread % 32;
-  const int first = Shape::kSplitRoles ? 0 : consumer * 64;  // of this consumer's keys in the tile
-  const int first_key = work.keys.tile * Shape::kKeys + first;
-  const int length = work.keys.length;
-  const uint32_t base = SharedAddress(shared);
+class KeyGradientConsumer {
+ public:
+  __device__ __forceinline__ KeyGradientConsumer(const GradientParams& p, const KeyWork& work,
+                                                 const typename Shape::Ring& ring, uint8_t* shared,
+                                                 int consumer)
+      : p_(p),
+        work_(work),
+        ring_(ring),
+        shared_(shared),
+        base_(SharedAddress(shared)),
+        consumer_(consumer),
+        thread_(static_cast<int>(threadIdx.x % 128)),
+        lane_(thread_ % 32),
+        first_(Shape::kSplitRoles ? 0 : consumer * 64),
+        first_key_(work.keys.tile * Shape::kKeys + first_),
+        length_(work.keys.length),
+        score_tiles_(Shape::kSplitRoles ? 0 : consumer * 2) {
+    const bool any = first_key_ < length_;
+    first_tile_ = Uniform(any ? first_key_ / 64 : work.end_tile);
+    end_tile_ = Uniform(any ? EndOfQueries(p, length_, first_key_ + 64) : int{work.end_tile});
+    full_end_ = Uniform(p.window == 0 ? length_ : min(length_, first_key_ + p.window));
+    key_ = first_key_ + thread_ / 32 * 16 + lane_ / 4;
+    bounded_ = *p.unbounded == 0;
+  }
 
-  // The tiles with a query that sees one of these keys. The block's other tiles are skipped.
-  const bool any = first_key < length;
-  const int first_tile = Uniform(any ? first_key / 64 : work.end_tile);
-  const int end_tile = Uniform(any ? EndOfQueries(p, length, first_key + 64) : int{work.end_tile});
-  // Every query sees every key in the tiles after the first that end before full_end.
-  const int full_end = Uniform(p.window == 0 ? length : min(length, first_key + p.window));
-  const int key = first_key + thread / 32 * 16 + lane / 4;
-  const bool bounded = *p.unbounded == 0;
+  __device__ __forceinline__ void Run() {
+    WaitBarrier(ring_.Kept(), 0);
+    for (int h = 0; h < p_.heads_per_kv; ++h) {
+      ring_.PassOver(&cursor_, 2 * (first_tile_ - work_.first_tile));
+      q_before_ = -1;
+      dout_before_ = -1;
+      for (int tile = first_tile_; tile < end_tile_; ++tile) RunTile(h, tile);
+      WaitMma<0>();
+      ReleaseBefore();
+      ring_.PassOver(&cursor_, 2 * (work_.end_tile - end_tile_));
+    }
+    if (kMakesDk && thread_ == 0) WaitForStores();
+    Store();
+  }
 
-  float dv[kMakesDv ? kColumns / 2 : 1] = {};
-  float dk[kMakesDk ? kColumns / 2 : 1] = {};
-  float s[32];
-  float e[kMakesDk ? 32 : 1];
-  uint32_t p_packed[4][4];
-  uint32_t ds_packed[4][4];
-  typename Shape::Ring::Cursor cursor;
-  const auto row_values = [&](int slot, int group) {
-    return *reinterpret_cast<const float4*>(
-        shared + Shape::kRowValues + slot * Shape::kRowValueBytes + group * 64 + lane % 4 * 16);
-  };
-  // Whether the query of element i, in `tile`, sees the element's key.
-  const auto sees = [&](int tile, int i) {
+ private:
+  static constexpr int kColumns = Shape::kColumns;
+  static constexpr int kBlockBytes = Shape::kKeys * 128;  // of 64 columns of the block's keys
+
+  // The slots of the previous tile.
+  __device__ __forceinline__ void ReleaseBefore() {
+    if (q_before_ < 0) return;
+    ring_.Release(q_before_);
+    ring_.Release(dout_before_);
+  }
+
+  __device__ __forceinline__ void RunTile(int h, int tile) {
+    const bool edge = tile == first_tile_ || tile * 64 + 64 > full_end_;
+    const typename Shape::Ring::Cursor q = cursor_;
+    cursor_.Advance();
+    const typename Shape::Ring::Cursor dout = cursor_;
+    cursor_.Advance();
+    ring_.WaitFull(q);
+    FenceMma();
+    MultiplyColumns<64, kColumns>(s_, KMajorOperand(base_ + Shape::kK + first_ * 128), kBlockBytes,
+                                  KMajorOperand(ring_.Tile(q.slot)), kBoxBytes);
+    // The products of the previous tile are done: their operands' registers are free for e.
+    WaitMma<1>();
+    ReleaseBefore();
+    q_before_ = q.slot;
+    dout_before_ = dout.slot;
+    ring_.WaitFull(dout);
+    if constexpr (kMakesDk) {
+      FenceMma();
+      MultiplyColumns<64, kColumns>(e_, KMajorOperand(base_ + Shape::kV + first_ * 128),
+                                    kBlockBytes, KMajorOperand(ring_.Tile(dout.slot)), kBoxBytes);
+    }
+    WaitMma<kMakesDk ? 1 : 0>();
+
+    float row[16];  // L, then D, of this thread's queries
+    ReadRowValues(q.slot, row);
+    Weigh(s_, p_.scale, bounded_, [&](int i) { return row[OfQuery(i)]; });
+    if (__builtin_expect(edge, 0)) ClearUnseen(tile, s_);
+    if constexpr (kMakesDk) {
+      WaitMma<0>();
+      ReadRowValues(dout.slot, row);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        e_[i] = contract::Mul(s_[i], contract::Sub(e_[i], row[OfQuery(i)]));
+      }
+      if (__builtin_expect(edge, 0)) ClearUnseen(tile, e_);
+      PackFragment(e_, ds_packed_);
+      if (p_.score_gradients != nullptr) {
+        const uint32_t to = base_ + Shape::kScores + (score_tiles_ + turn_) * kScoreTileBytes;
+        turn_ ^= 1;
+        WriteScores(ds_packed_, to, 1 + consumer_, [&] {
+          const int head = (work_.kv_head - p_.first_kv_head) * p_.heads_per_kv + h;
+          return ScoreTile(p_, work_.keys, head, tile, first_key_ / 64);
+        });
+      }
+    }
+    if constexpr (kMakesDv) PackFragment(s_, p_packed_);
+    // All operands in registers are complete before the first of these products: otherwise the
+    // compiler would not let them overlap with those of the next tile.
+    FenceMma();
+    if constexpr (kMakesDv) MultiplyRows(dv_, p_packed_, ring_.Tile(dout.slot));
+    if constexpr (kMakesDk) MultiplyRows(dk_, ds_packed_, ring_.Tile(q.slot));
+    CommitMma();
+  }
+
+  // The place of element i's query in what ReadRowValues reads.
+  static constexpr __device__ __forceinline__ int OfQuery(int i) {
+    return i / 8 * 4 + i / 4 % 2 * 2 + i % 2;
+  }
+  __device__ __forceinline__ void ReadRowValues(int slot, float (&row)[16]) const {
+#pragma unroll
+    for (int g = 0; g < 4; ++g) {
+      *reinterpret_cast<float4*>(row + 4 * g) = *reinterpret_cast<const float4*>(
+          shared_ + Shape::kRowValues + slot * Shape::kRowValueBytes + g * 64 + lane_ % 4 * 16);
+    }
+  }
+
+  // x[i] = +0 where the query of element i, in `tile`, does not see the element's key.
+  __device__ __forceinline__ void ClearUnseen(int tile, float (&x)[32]) const {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) x[i] = Sees(tile, i) ? x[i] : 0.0f;
+  }
+  __device__ __forceinline__ bool Sees(int tile, int i) const {
     const int h = i / 2 % 2;
     const int query = i / 4 * 8 + i % 2;
-    const int before = tile * 64 + lane % 4 * 2;
-    int end = length;
-    if (p.window != 0) end = min(end, key + 8 * h + p.window);
-    return (query >= key + 8 * h - before) & (query < end - before);
-  };
-  const auto multiply_rows = [&](float(&d)[kColumns / 2], const uint32_t(&a)[4][4], uint32_t tile) {
+    const int before = tile * 64 + lane_ % 4 * 2;
+    int end = length_;
+    if (p_.window != 0) end = min(end, key_ + 8 * h + p_.window);
+    return (query >= key_ + 8 * h - before) & (query < end - before);
+  }
+
+  __device__ __forceinline__ void MultiplyRows(float (&d)[kColumns / 2], const uint32_t (&a)[4][4],
+                                               uint32_t tile) const {
     const uint64_t b = TransposedOperand(tile, kBoxBytes);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       Wgmma<kColumns>::template RegisterMma<true>(d, a[k], Further(b, k * 16 * 128), true);
     }
-  };
-  // ds goes to memory through two tiles of this warpgroup, used in turn.
-  const int score_tiles = Shape::kSplitRoles ? 0 : consumer * 2;
-  int turn = 0;
+  }
 
-  WaitBarrier(ring.Kept(), 0);
-  for (int h = 0; h < p.heads_per_kv; ++h) {
-    ring.PassOver(&cursor, 2 * (first_tile - work.first_tile));
-    int q_before = -1;
-    int dout_before = -1;
-    for (int tile = first_tile; tile < end_tile; ++tile) {
-      const bool edge = tile == first_tile || tile * 64 + 64 > full_end;
-      const typename Shape::Ring::Cursor q = cursor;
-      cursor.Advance();
-      const typename Shape::Ring::Cursor dout = cursor;
-      cursor.Advance();
-      ring.WaitFull(q);
-      FenceMma();
-      MultiplyColumns<64, kColumns>(s, KMajorOperand(base + Shape::kK + first * 128), kBlockBytes,
-                                    KMajorOperand(ring.Tile(q.slot)), kBoxBytes);
-      // The products of the previous tile are done: their operands' registers are free for e.
-      WaitMma<1>();
-      if (q_before >= 0) {
-        ring.Release(q_before);
-        ring.Release(dout_before);
-      }
-      q_before = q.slot;
-      dout_before = dout.slot;
-      ring.WaitFull(dout);
-      if constexpr (kMakesDk) {
-        FenceMma();
-        MultiplyColumns<64, kColumns>(e, KMajorOperand(base + Shape::kV + first * 128), kBlockBytes,
-                                      KMajorOperand(ring.Tile(dout.slot)), kBoxBytes);
-      }
-      WaitMma<kMakesDk ? 1 : 0>();
-
-      float row[16];  // L, then D, of this thread's queries
-#pragma unroll
-      for (int g = 0; g < 4; ++g) {
-        *reinterpret_cast<float4*>(row + 4 * g) = row_values(q.slot, g);
-      }
-      Weigh(s, p.scale, bounded, [&](int i) { return row[i / 8 * 4 + i / 4 % 2 * 2 + i % 2]; });
-      if (__builtin_expect(edge, 0)) {
-#pragma unroll
-        for (int i = 0; i < 32; ++i) s[i] = sees(tile, i) ? s[i] : 0.0f;
-      }
-      if constexpr (kMakesDk) {
-        WaitMma<0>();
-#pragma unroll
-        for (int g = 0; g < 4; ++g) {
-          *reinterpret_cast<float4*>(row + 4 * g) = row_values(dout.slot, g);
-        }
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          e[i] = contract::Mul(s[i], contract::Sub(e[i], row[i / 8 * 4 + i / 4 % 2 * 2 + i % 2]));
-        }
-        if (__builtin_expect(edge, 0)) {
-#pragma unroll
-          for (int i = 0; i < 32; ++i) e[i] = sees(tile, i) ? e[i] : 0.0f;
-        }
-        PackFragment(e, ds_packed);
-        if (p.score_gradients != nullptr) {
-          const uint32_t to = base + Shape::kScores + (score_tiles + turn) * kScoreTileBytes;
-          turn ^= 1;
-          WriteScores(ds_packed, to, 1 + consumer, [&] {
-            const int head = (work.kv_head - p.first_kv_head) * p.heads_per_kv + h;
-            return ScoreTile(p, work.keys, head, tile, first_key / 64);
-          });
-        }
-      }
-      if constexpr (kMakesDv) PackFragment(s, p_packed);
-      // All operands in registers are complete before the first of these products: otherwise the
-      // compiler would not let them overlap with those of the next tile.
-      FenceMma();
-      if constexpr (kMakesDv) multiply_rows(dv, p_packed, ring.Tile(dout.slot));
-      if constexpr (kMakesDk) multiply_rows(dk, ds_packed, ring.Tile(q.slot));
-      CommitMma();
+  // The gradients pass through the shared memory of the keys and values, which have been read.
+  __device__ __forceinline__ void Store() {
+    if constexpr (Shape::kSplitRoles) SyncThreads(3, 256);
+    if constexpr (kMakesDv) PutFragment<Shape::kKeys>(dv_, 1.0f, shared_ + Shape::kV, first_);
+    if constexpr (kMakesDk) {
+      PutFragment<Shape::kKeys>(dk_, p_.gradient_scale, shared_ + Shape::kK, first_);
     }
-    WaitMma<0>();
-    if (q_before >= 0) {
-      ring.Release(q_before);
-      ring.Release(dout_before);
+    SyncThreads(1 + consumer_, 128);
+    const int64_t ld = int64_t{p_.kv_heads} * p_.head_dim;
+    const int64_t at =
+        (int64_t{work_.keys.first_row} + first_key_) * ld + work_.kv_head * p_.head_dim;
+    const int count = length_ - first_key_;
+    if constexpr (kMakesDv) {
+      StoreRows<Shape::kColumnBlocks, Shape::kKeys>(shared_ + Shape::kV, first_, count, p_.head_dim,
+                                                    p_.dv + at, ld);
     }
-    ring.PassOver(&cursor, 2 * (work.end_tile - end_tile));
+    if constexpr (kMakesDk) {
+      StoreRows<Shape::kColumnBlocks, Shape::kKeys>(shared_ + Shape::kK, first_, count, p_.head_dim,
+                                                    p_.dk + at, ld);
+    }
   }
 
-  if (kMakesDk && thread == 0) WaitForStores();
-
-  // The gradients overwrite the keys and values, which have been read.
-  if constexpr (Shape::kSplitRoles) SyncThreads(3, 256);
-  if constexpr (kMakesDv) PutFragment<Shape::kKeys>(dv, 1.0f, shared + Shape::kV, first);
-  if constexpr (kMakesDk) {
-    PutFragment<Shape::kKeys>(dk, p.gradient_scale, shared + Shape::kK, first);
-  }
-  SyncThreads(1 + consumer, 128);
-  const int64_t ld = int64_t{p.kv_heads} * p.head_dim;
-  const int64_t at = (int64_t{work.keys.first_row} + first_key) * ld + work.kv_head * p.head_dim;
-  const int count = length - first_key;
-  if constexpr (kMakesDv) {
-    StoreRows<Shape::kColumnBlocks, Shape::kKeys>(shared + Shape::kV, first, count, p.head_dim,
-                                                  p.dv + at, ld);
-  }
-  if constexpr (kMakesDk) {
-    StoreRows<Shape::kColumnBlocks, Shape::kKeys>(shared + Shape::kK, first, count, p.head_dim,
-                                                  p.dk + at, ld);
-  }
-}
+  const GradientParams& p_;
+  const KeyWork work_;
+  const typename Shape::Ring ring_;
+  uint8_t* const shared_;
+  const uint32_t base_;
+  const int consumer_;
+  const int thread_;  // of the warpgroup
+  const int lane_;
+  const int first_;  // of this consumer's keys in the tile
+  const int first_key_;
+  const int length_;
+  const int score_tiles_;  // ds goes to memory through two tiles from this one on, used in turn
+  int turn_ = 0;
+  // The tiles with a query that sees one of these keys. The block's other tiles are skipped.
+  int first_tile_;
+  int end_tile_;
+  int full_end_;  // in tiles after the first that end before it, every query sees every key
+  int key_;
+  bool bounded_;
+  typename Shape::Ring::Cursor cursor_;
+  int q_before_ = -1;
+  int dout_before_ = -1;
+  float dv_[kMakesDv ? kColumns / 2 : 1] = {};
+  float dk_[kMakesDk ? kColumns / 2 : 1] = {};
+  float s_[32];
+  float e_[kMakesDk ? 32 : 1];
+  uint32_t p_packed_[4][4];
+  uint32_t ds_packed_[4][4];
+};
 
 template <int kHeadDim>
 __global__ void __launch_bounds__(KeyGradientShape<kHeadDim>::kThreads, 1)
@@ -329,11 +366,11 @@ __global__ void __launch_bounds__(KeyGradientShape<kHeadDim>::kThreads, 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     if constexpr (!Shape::kSplitRoles) {
-      ConsumeQueries<Shape, true, true>(p, work, ring, shared, warpgroup - 1);
+      KeyGradientConsumer<Shape, true, true>(p, work, ring, shared, warpgroup - 1).Run();
     } else if (warpgroup == 1) {
-      ConsumeQueries<Shape, true, false>(p, work, ring, shared, 0);
+      KeyGradientConsumer<Shape, true, false>(p, work, ring, shared, 0).Run();
     } else {
-      ConsumeQueries<Shape, false, true>(p, work, ring, shared, 1);
+      KeyGradientConsumer<Shape, false, true>(p, work, ring, shared, 1).Run();
     }
   }
 }
