@@ -158,6 +158,7 @@ check-format: $(VENV)/.format  ## Fails if `make format` would change anything
 # Needs nothing but a Python.
 check-structure:  ## Checks folders, documents and their tables, as `make test` does, too
 	$(PYTHON) tests/structure_test.py
+	$(PYTHON) tests/function_length_test.py
 	$(PYTHON) tests/docs_test.py
 	$(PYTHON) tests/proto/comments_test.py
 	$(PYTHON) tests/models_page.py --check
