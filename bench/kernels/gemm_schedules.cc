@@ -13,9 +13,10 @@ namespace isobit::bench {
 namespace {
 
 // The schedules that may be the fastest for m rows.
-std::vector<cuda::LinearSchedule> Candidates(const LinearShape& shape, int64_t m) {
+std::vector<cuda::LinearSchedule> Candidates(const cuda::Card& card, const LinearShape& shape,
+                                             int64_t m) {
   using Kind = cuda::LinearSchedule::Kind;
-  std::vector<cuda::LinearSchedule> all = {cuda::ChooseLinear(cuda::kH200, shape, m, true)};
+  std::vector<cuda::LinearSchedule> all = {cuda::ChooseLinear(card, shape, m, true)};
   for (const cuda::TileSchedule& tile : cuda::TileSchedules(shape)) {
     if (m <= 64 || tile.rows > 64) all.push_back({.kind = Kind::kTile, .tile = tile});
   }
@@ -25,18 +26,17 @@ std::vector<cuda::LinearSchedule> Candidates(const LinearShape& shape, int64_t m
     for (const int rows : {16, 32, 48, 64, 80, 96, 128}) {
       for (const int stages : {3, 4, 6, 8}) {
         if (!whole && rows != 64) continue;
-        all.push_back(
-            {.kind = Kind::kStream,
-             .stream = {.columns = columns,
-                        .rows = rows,
-                        .leaves = leaves,
-                        .stages = stages,
-                        .blocks = whole ? static_cast<int>(cuda::kH200.multiprocessors) : 0}});
+        all.push_back({.kind = Kind::kStream,
+                       .stream = {.columns = columns,
+                                  .rows = rows,
+                                  .leaves = leaves,
+                                  .stages = stages,
+                                  .blocks = whole ? static_cast<int>(card.multiprocessors) : 0}});
       }
     }
   }
   std::erase_if(all, [&](const cuda::LinearSchedule& schedule) {
-    return !cuda::CheckSchedule(cuda::kH200, schedule, shape, true).ok();
+    return !cuda::CheckSchedule(schedule, shape, true).ok();
   });
   return all;
 }
@@ -46,7 +46,8 @@ std::vector<cuda::LinearSchedule> Candidates(const LinearShape& shape, int64_t m
 absl::Status SweepSchedules(Harness& harness, const Calls& calls) {
   const Layer& layer = calls.layer;
   std::vector<Contender> contenders = {calls.Cublas(harness, BaselineOutput(layer))};
-  const std::vector<cuda::LinearSchedule> candidates = Candidates(layer.shape, calls.m);
+  const std::vector<cuda::LinearSchedule> candidates =
+      Candidates(harness.card(), layer.shape, calls.m);
   for (const cuda::LinearSchedule& schedule : candidates) {
     contenders.push_back({.call = [&](int64_t i, const cuda::Stream& stream) {
       return cuda::LaunchLinearAs(schedule, calls.Args(i, layer.output), stream);

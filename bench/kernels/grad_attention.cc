@@ -40,7 +40,7 @@ constexpr int kBackward = 5;
 // A case's tensors.
 class Problem {
  public:
-  static absl::StatusOr<Problem> Create(const Case& c) {
+  static absl::StatusOr<Problem> Create(const cuda::Card& card, const Case& c) {
     Problem p;
     p.bounds_.resize(static_cast<size_t>(c.sequences) + 1);
     for (size_t i = 0; i < p.bounds_.size(); ++i) {
@@ -70,7 +70,7 @@ class Problem {
     ISOBIT_RETURN_IF_CUDA_ERROR(
         cudaMemcpy(bounds, p.bounds_.data(), bound_bytes, cudaMemcpyHostToDevice));
     f.sequences = {p.bounds_, reinterpret_cast<const int32_t*>(bounds)};
-    const size_t scratch_bytes = cuda::AttentionGradientWorkspaceBytes(p.args_);
+    const size_t scratch_bytes = cuda::AttentionGradientWorkspaceBytes(card, p.args_);
     ISOBIT_ASSIGN_OR_RETURN(std::byte* const scratch, p.Add(scratch_bytes));
     p.workspace_ = {scratch, scratch_bytes};
     return p;
@@ -110,7 +110,7 @@ absl::Status BenchTrainingAttention(Harness& harness, nlohmann::json& report) {
       PlanOfFlags().rounds, kForward, kBackward, "rows, heads, head_dim", "fwd us", "TF/s",
       "of cuBLAS", "bwd us", "TF/s", "of cuBLAS");
   for (const Case& c : kCases) {
-    ISOBIT_ASSIGN_OR_RETURN(const Problem problem, Problem::Create(c));
+    ISOBIT_ASSIGN_OR_RETURN(const Problem problem, Problem::Create(harness.card(), c));
     const Contender contenders[] = {
         {.dependent = false,
          .call = [&](int64_t, const cuda::Stream& stream) { return problem.Forward(stream); }},

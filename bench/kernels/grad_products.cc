@@ -285,7 +285,9 @@ absl::Status MeasureLayer(Harness& harness, CublasProducts& cublas, const Layer&
                        return cuda::LaunchWeightGradientAs(*tile, args, workspace, stream);
                      }
                      const cuda::Scratch scratch = [&](size_t) { return workspace; };
-                     return cuda::Run(args, {stream.handle, stream.dependent, &scratch});
+                     cuda::Stream with_scratch = stream;
+                     with_scratch.scratch = &scratch;
+                     return cuda::Run(args, with_scratch);
                    });
     ISOBIT_RETURN_IF_ERROR(RaceProduct(harness, cublas, layer,
                                        products.Cublas(Product::kWeightGradient, false), true,
@@ -294,7 +296,7 @@ absl::Status MeasureLayer(Harness& harness, CublasProducts& cublas, const Layer&
   return absl::OkStatus();
 }
 
-absl::StatusOr<Buffers> AllocateBuffers(const std::vector<Layer>& layers) {
+absl::StatusOr<Buffers> AllocateBuffers(const cuda::Card& card, const std::vector<Layer>& layers) {
   int64_t weight = 0;
   int64_t x = 0;
   int64_t dy = 0;
@@ -310,7 +312,7 @@ absl::StatusOr<Buffers> AllocateBuffers(const std::vector<Layer>& layers) {
       const WeightGradientArgs args = products.WeightArgs(bounds);
       for (ProductSchedule tile : cuda::kWeightGradientTiles) {
         for (tile.split = 1; tile.split <= packs; tile.split *= 2) {
-          workspace = std::max(workspace, cuda::WorkspaceBytesAs(tile, args));
+          workspace = std::max(workspace, cuda::WorkspaceBytesAs(card, tile, args));
         }
       }
     }
@@ -352,7 +354,7 @@ absl::Status BenchProducts(Harness& harness, nlohmann::json& report) {
     ISOBIT_ASSIGN_OR_RETURN(const std::vector<Layer> some, LayersOf(model));
     layers.insert(layers.end(), some.begin(), some.end());
   }
-  ISOBIT_ASSIGN_OR_RETURN(const Buffers buffers, AllocateBuffers(layers));
+  ISOBIT_ASSIGN_OR_RETURN(const Buffers buffers, AllocateBuffers(harness.card(), layers));
   ISOBIT_ASSIGN_OR_RETURN(const std::unique_ptr<CublasProducts> cublas, CublasProducts::Create());
   absl::PrintF(
       "Matrix products, ours beside cuBLAS (default heuristics, 64 MB workspace): graph replay on "

@@ -24,11 +24,13 @@ class Graph {
     if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
   }
 
-  absl::Status Capture(const Contender& contender, int64_t calls, cudaStream_t stream) {
+  absl::Status Capture(const Contender& contender, int64_t calls, cudaStream_t stream,
+                       const cuda::Card& card) {
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     absl::Status status;
     for (int64_t i = 0; i < calls && status.ok(); ++i) {
-      status = contender.call(i, {.handle = stream, .dependent = contender.dependent});
+      status =
+          contender.call(i, {.handle = stream, .dependent = contender.dependent, .card = &card});
     }
     cudaGraph_t graph = nullptr;
     const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
@@ -83,6 +85,7 @@ double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
 absl::StatusOr<std::unique_ptr<Harness>> Harness::Create() {
   std::unique_ptr<Harness> harness(new Harness);
   ISOBIT_ASSIGN_OR_RETURN(harness->device_, cuda::GetDeviceInfo(0));
+  ISOBIT_ASSIGN_OR_RETURN(harness->card_, cuda::GetCard(0));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(0));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaStreamCreate(&harness->stream_));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventCreate(&harness->begin_));
@@ -118,7 +121,7 @@ absl::StatusOr<RaceTimes> Harness::Race(absl::Span<const Contender> contenders, 
   std::vector<Graph> graphs(count);
   std::vector<int> replays(count);
   for (size_t c = 0; c < count; ++c) {
-    ISOBIT_RETURN_IF_ERROR(graphs[c].Capture(contenders[c], calls, stream_));
+    ISOBIT_RETURN_IF_ERROR(graphs[c].Capture(contenders[c], calls, stream_, card_));
     ISOBIT_RETURN_IF_ERROR(time(graphs[c], 1).status());  // loads the kernels
     ISOBIT_ASSIGN_OR_RETURN(const double once, time(graphs[c], 1));
     replays[c] = static_cast<int>(std::clamp(std::ceil(plan.slot_us / once), 1.0, 1000.0));

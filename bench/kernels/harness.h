@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/device/device_info.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/vanilla/cublas_linear.h"
@@ -70,6 +71,7 @@ class Harness {
 
   const cuda::DeviceInfo& device() const { return device_; }
   cuda::CublasLinear& cublas() { return *cublas_; }
+  const cuda::Card& card() const { return card_; }
   cudaStream_t stream() const { return stream_; }
 
   // Bytes per second that a device-to-device copy of 2 GiB moves: read and written bytes both
@@ -89,6 +91,7 @@ class Harness {
   absl::StatusOr<double> MicrosecondsSinceBegin();
 
   cuda::DeviceInfo device_;
+  cuda::Card card_ = {};
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;

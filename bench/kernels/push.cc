@@ -17,7 +17,7 @@
 #include "common/base/status_macros.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/collective/all_reduce.h"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/linear.h"
@@ -149,7 +149,7 @@ absl::Status BenchPush(RankTeam& team, nlohmann::json& report) {
       }
       const double sent = static_cast<double>(m * kHidden * 4) * (1 - 1.0 / team.size());
       const auto tiles = [&](double us) {
-        return cuda::Describe(cuda::ChooseLinear(cuda::kH200, layer->shape(), m, true, us));
+        return cuda::Describe(cuda::ChooseLinear(team.card(), layer->shape(), m, true, us));
       };
       const double us[] = {Median(times[0]), Median(times[1]), Median(times[2])};
       absl::PrintF("%6s %6d %10.2f %10.2f %14.2f %10.3f %10.3f  %s; %s\n", name, m, us[0], us[1],

@@ -26,7 +26,8 @@ class RankTeam::Graph {
   absl::Status Capture(const RankContender& contender, int64_t calls) {
     std::vector<cuda::Stream> streams;
     ISOBIT_RETURN_IF_ERROR(team_.Each([&](int r) {
-      streams.push_back({.handle = team_.stream(r), .dependent = contender.dependent});
+      streams.push_back(
+          {.handle = team_.stream(r), .dependent = contender.dependent, .card = &team_.card()});
       ISOBIT_RETURN_IF_CUDA_ERROR(
           cudaStreamBeginCapture(team_.stream(r), cudaStreamCaptureModeRelaxed));
       return absl::OkStatus();
@@ -63,7 +64,8 @@ absl::StatusOr<std::unique_ptr<RankTeam>> RankTeam::Create(int size) {
   std::vector<int> devices(static_cast<size_t>(size));
   std::iota(devices.begin(), devices.end(), 0);
   ISOBIT_ASSIGN_OR_RETURN(PeerGroup group, PeerGroup::Create(devices));
-  std::unique_ptr<RankTeam> team(new RankTeam(std::move(group)));
+  ISOBIT_ASSIGN_OR_RETURN(const cuda::Card card, cuda::GetCard(0));
+  std::unique_ptr<RankTeam> team(new RankTeam(std::move(group), card));
   ISOBIT_ASSIGN_OR_RETURN(team->starters_,
                           cuda::PeerAllReduce::Create(team->group_, {.hidden = 1, .max_rows = 1}));
   ISOBIT_RETURN_IF_ERROR(team->Each([&](int) {

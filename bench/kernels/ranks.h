@@ -16,6 +16,7 @@
 #include "bench/kernels/harness.h"
 #include "common/parallel/peer_group.h"
 #include "kernels/cuda/collective/all_reduce.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/device/launch.h"
 
 namespace isobit::bench {
@@ -36,6 +37,7 @@ class RankTeam {
 
   int size() const { return group_.size(); }
   const PeerGroup& group() const { return group_; }
+  const cuda::Card& card() const { return card_; }  // every rank's
   cudaStream_t stream(int rank) const { return streams_[static_cast<size_t>(rank)]; }
 
   // Calls `work` for each rank with its device current, until one call fails.
@@ -50,11 +52,12 @@ class RankTeam {
  private:
   class Graph;
 
-  explicit RankTeam(PeerGroup group) : group_(std::move(group)) {}
+  RankTeam(PeerGroup group, const cuda::Card& card) : group_(std::move(group)), card_(card) {}
   // Microseconds of one replay.
   absl::StatusOr<double> Time(const Graph& graph);
 
   const PeerGroup group_;
+  const cuda::Card card_;
   std::vector<cudaStream_t> streams_;
   std::vector<cudaEvent_t> begins_;
   std::vector<cudaEvent_t> ends_;

@@ -12,10 +12,11 @@
 #include "absl/status/statusor.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/contrast_ops.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_resources.h"
 #include "kernels/cuda/cuda_step_tables.h"
-#include "kernels/cuda/contrast_ops.h"
+#include "kernels/cuda/device/card.h"
 
 namespace isobit {
 
@@ -54,10 +55,11 @@ class CudaBackend final : public Backend {
 // (LogProbs waits), and keep nothing between ops. See kernels/cuda/device/ops.h.
 class StreamOps final : public OpTable {
  public:
-  StreamOps(cudaStream_t stream, cuda::Scratch scratch)
+  StreamOps(cudaStream_t stream, const cuda::Card& card, cuda::Scratch scratch)
       : scratch_(std::move(scratch)),
+        card_(card),
         // No op is a dependent launch, as the caller's kernels do not release theirs early.
-        stream_{.handle = stream, .dependent = false, .scratch = &scratch_} {
+        stream_{.handle = stream, .dependent = false, .scratch = &scratch_, .card = &card_} {
     Fill(stream_);
   }
   StreamOps(const StreamOps&) = delete;
@@ -65,6 +67,7 @@ class StreamOps final : public OpTable {
 
  private:
   const cuda::Scratch scratch_;
+  const cuda::Card card_;
   cuda::Stream stream_;
 };
 

@@ -34,7 +34,8 @@ CudaStream::~CudaStream() {
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int ordinal,
                                                                std::optional<cudaStream_t> stream) {
   ISOBIT_ASSIGN_OR_RETURN(const cuda::DeviceInfo info, cuda::GetDeviceInfo(ordinal));
-  std::unique_ptr<CudaDevice> device(new CudaDevice(ordinal, info.name));
+  ISOBIT_ASSIGN_OR_RETURN(const cuda::Card card, cuda::GetCard(ordinal));
+  std::unique_ptr<CudaDevice> device(new CudaDevice(ordinal, info.name, card));
   ISOBIT_RETURN_IF_ERROR(device->Enter());
   if (stream) {
     device->stream_.handle = *stream;

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/parallel/weight_senders.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/device.h"
 
@@ -49,6 +50,7 @@ class CudaDevice final : public Device {
 
   int ordinal() const { return ordinal_; }
   const std::string& name() const { return name_; }  // the GPU's
+  const cuda::Card& card() const { return card_; }
   const cuda::Stream& stream() const { return stream_; }
   // Makes this GPU the calling thread's current device.
   absl::Status Enter() const;
@@ -76,12 +78,14 @@ class CudaDevice final : public Device {
   size_t allocated_bytes() const { return *allocated_; }
 
  private:
-  CudaDevice(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name)) {}
+  CudaDevice(int ordinal, std::string name, const cuda::Card& card)
+      : ordinal_(ordinal), name_(std::move(name)), card_(card) {}
 
   const int ordinal_;
   const std::string name_;
+  const cuda::Card card_;
   std::unique_ptr<CudaStream> own_stream_;  // null: the caller's is used
-  cuda::Stream stream_;
+  cuda::Stream stream_ = {.card = &card_};
   std::shared_ptr<const CudaStream> side_;  // memory keeps it alive
   std::unique_ptr<WeightSenders> senders_;
   const std::shared_ptr<std::atomic<size_t>> allocated_ =

@@ -12,8 +12,8 @@
 #include "common/base/status_macros.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_step_tables.h"
-#include "kernels/cuda/log_prob_transfer.h"
 #include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/log_prob_transfer.h"
 #include "kernels/device.h"
 #include "kernels/ops/log_probs.h"
 
@@ -31,7 +31,9 @@ class CudaResources {
   absl::StatusOr<std::byte*> Scratch(size_t bytes);
   // The device's stream, with this scratch.
   cuda::Stream stream() const {
-    return {device->stream().handle, device->stream().dependent, &scratch_of_stream_};
+    cuda::Stream stream = device->stream();
+    stream.scratch = &scratch_of_stream_;
+    return stream;
   }
 
   const std::unique_ptr<CudaDevice> device;

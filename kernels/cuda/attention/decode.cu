@@ -9,7 +9,7 @@
 #include "kernels/cuda/attention/decode.h"
 #include "kernels/cuda/attention/decode_cluster.h"
 #include "kernels/cuda/device/async_copy.cuh"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/ops/attention.h"
 #include "kernels/ops/paged_kv.h"
@@ -21,8 +21,6 @@ constexpr int kMaxFoldThreads = 256;
 constexpr int kFewSplits = 8;          // up to so many, FoldFew is faster
 constexpr int kFoldBytes = 64 * 1024;  // of accumulators in flight, at most
 
-// Clusters of four blocks that the card holds at once, two blocks to a multiprocessor.
-constexpr int64_t kClustersAtOnce = kH200.multiprocessors * 2 / 4;
 // Up to so many items clusters are faster than teams, as measured: with at most kFewRowBlocks
 // blocks of query rows, up to more items.
 constexpr int64_t kMostItems = 48;
@@ -215,14 +213,7 @@ size_t SumBytes(int64_t results) {
 }
 
 // Blocks of the grid that works through a list of at most `items` items.
-absl::StatusOr<int64_t> BlocksFor(int64_t items) {
-  int device = 0;
-  int multiprocessors = 0;
-  ISOBIT_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
-  ISOBIT_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  return std::min<int64_t>(multiprocessors, items);
-}
+int64_t BlocksFor(int64_t items, const Card& card) { return std::min(card.multiprocessors, items); }
 
 template <typename Shape>
 absl::Status LaunchShape(const DecodeParams& params, int64_t blocks, const Stream& stream) {
@@ -313,8 +304,8 @@ size_t DecodeWorkspaceBytes(const AttentionArgs& args, const DeviceSequences& se
          static_cast<size_t>(results * AccStride(args.kv.head_dim)) * sizeof(float);
 }
 
-DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSequences& sequences,
-                                    int32_t max_tokens) {
+DecodeSchedule ChooseDecodeSchedule(const Card& card, const AttentionArgs& args,
+                                    const DeviceSequences& sequences, int32_t max_tokens) {
   const int64_t row_blocks = std::max<int64_t>(RowBlocks(args, sequences, max_tokens), 1);
   const int64_t splits = std::max<int64_t>(MaxSplits(args, sequences, max_tokens), 1);
   const int64_t most = row_blocks <= kFewRowBlocks ? kMostItemsOfFewRowBlocks : kMostItems;
@@ -322,15 +313,16 @@ DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSeque
     return {CanShare(args, sequences, max_tokens) ? DecodeSchedule::kSharingTeams
                                                   : DecodeSchedule::kTeams};
   }
-  return {DecodeSchedule::kClusters,
-          static_cast<int>(std::min(splits, kClustersAtOnce / row_blocks))};
+  // Clusters of four blocks, two blocks to a multiprocessor.
+  const int64_t at_once = std::max<int64_t>(card.multiprocessors * 2 / 4 / row_blocks, 1);
+  return {DecodeSchedule::kClusters, static_cast<int>(std::min(splits, at_once))};
 }
 
 absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequences& sequences,
                                    int32_t max_tokens, const AttentionWorkspace& workspace,
                                    const Stream& stream) {
-  return LaunchDecodeAttentionAs(ChooseDecodeSchedule(args, sequences, max_tokens), args, sequences,
-                                 max_tokens, workspace, stream);
+  return LaunchDecodeAttentionAs(ChooseDecodeSchedule(*stream.card, args, sequences, max_tokens),
+                                 args, sequences, max_tokens, workspace, stream);
 }
 
 absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const AttentionArgs& args,
@@ -363,10 +355,9 @@ absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const Atten
     params->first_sequence = first;
     params->num_listed = std::min(sequences.num_sequences - first, listed);
     const int64_t blocks = CeilDiv(int64_t{max_tokens} * params->heads_per_kv, 8);
-    const absl::StatusOr<int64_t> grid =
-        BlocksFor(params->num_listed * blocks * args.kv.kv_heads * max_splits);
-    if (!grid.ok()) return grid.status();
-    const absl::Status launched = LaunchSchedule(schedule, *params, *grid, stream);
+    const int64_t grid =
+        BlocksFor(params->num_listed * blocks * args.kv.kv_heads * max_splits, *stream.card);
+    const absl::Status launched = LaunchSchedule(schedule, *params, grid, stream);
     if (!launched.ok()) return launched;
     if (max_splits == 1) continue;
     const int64_t threads = std::max<int64_t>(128, RoundUp(args.kv.head_dim, 32));
@@ -393,9 +384,8 @@ absl::Status LaunchWalkAttention(const AttentionArgs& args, const DeviceSequence
     params->first_sequence = first;
     params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
     const int64_t blocks = CeilDiv(int64_t{sequences.max_rows} * params->heads_per_kv, 8);
-    const absl::StatusOr<int64_t> grid = BlocksFor(params->num_listed * blocks * args.kv.kv_heads);
-    if (!grid.ok()) return grid.status();
-    if (absl::Status status = LaunchDim<true>(*params, *grid, stream); !status.ok()) {
+    const int64_t grid = BlocksFor(params->num_listed * blocks * args.kv.kv_heads, *stream.card);
+    if (absl::Status status = LaunchDim<true>(*params, grid, stream); !status.ok()) {
       return status;
     }
   }

@@ -51,9 +51,9 @@ struct DecodeSchedule {
   int clusters = 0;  // kClusters: number of clusters for each block of query rows
 };
 
-// The schedule that LaunchDecodeAttention uses: a pure function of shapes and bounds.
-DecodeSchedule ChooseDecodeSchedule(const AttentionArgs& args, const DeviceSequences& sequences,
-                                    int32_t max_tokens);
+// The schedule that LaunchDecodeAttention uses: a pure function of the card, shapes and bounds.
+DecodeSchedule ChooseDecodeSchedule(const Card& card, const AttentionArgs& args,
+                                    const DeviceSequences& sequences, int32_t max_tokens);
 
 // The same with a given schedule, for tests and tuning. INVALID_ARGUMENT: kClusters with keys that
 // are not whole 16-byte units; kSharingTeams with several tokens, with a window below

@@ -15,7 +15,7 @@
 #include "kernels/cuda/attention/gradient.h"
 #include "kernels/cuda/attention/matrix_fragments.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/shared_memory.h"
 
 namespace isobit::cuda {
 
@@ -64,7 +64,7 @@ struct KeyGradientShape {
   static constexpr int kBarriers = kScores + kWriters * 2 * kScoreTileBytes;
   using Ring = TileRing<kSlots, kSlotBytes>;
   static constexpr int kSharedBytes = kBarriers + Ring::kBarrierBytes;
-  static_assert(kSharedBytes <= kH200.block_shared_bytes);
+  static_assert(kSharedBytes <= kBlockSharedBytes);
 };
 
 // A block's work. Slots have tiles of q and dO in turn, with L and D.

@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/attention/gradient.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/shared_memory.h"
 
 namespace isobit::cuda {
 
@@ -30,7 +30,7 @@ struct QueryGradientShape {
   static constexpr int kBarriers = kTiles + kSlots * kSlotBytes;
   using Ring = TileRing<kSlots, kSlotBytes>;
   static constexpr int kSharedBytes = kBarriers + Ring::kBarrierBytes;
-  static_assert(kSharedBytes <= kH200.block_shared_bytes);
+  static_assert(kSharedBytes <= kBlockSharedBytes);
 };
 
 // A block's work. Slots have tiles of k and v in turn.

@@ -9,7 +9,7 @@
 #include "kernels/cuda/attention/gradient.cuh"
 #include "kernels/cuda/attention/gradient_queries.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/shared_memory.h"
 
 namespace isobit::cuda {
 
@@ -29,7 +29,7 @@ struct StoredGradientShape {
   static constexpr int kBarriers = kSlots * kSlotBytes;
   using Ring = TileRing<kSlots, kSlotBytes>;
   static constexpr int kSharedBytes = kBarriers + Ring::kBarrierBytes;
-  static_assert(kBlocks * (kSharedBytes + kH200.reserved_shared_bytes) <= kH200.shared_bytes);
+  static_assert(kBlocks * (kSharedBytes + kReservedSharedBytes) <= kMultiprocessorSharedBytes);
   // The results are written through the first slots.
   static_assert(kConsumers * kKeyBytes <= kSlots * kSlotBytes);
 };

@@ -13,7 +13,7 @@
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/bulk_copy.cuh"
 #include "kernels/cuda/device/device_sequences.h"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/shared_memory.h"
 
 namespace isobit::cuda {
 
@@ -85,7 +85,7 @@ struct PrefillShape {
   static constexpr int kTotalBytes = kSharedTotals * 128 * 4;  // of one consumer
   static constexpr int kBarriers = kTotals + kConsumers * kTotalBytes;
   static constexpr int kSharedBytes = kBarriers + (4 * kStages + 1) * 8;
-  static_assert(kSharedBytes <= kH200.block_shared_bytes);
+  static_assert(kSharedBytes <= kBlockSharedBytes);
 };
 
 // Returns x, which is equal in all lanes of the warp, in a form that tells the compiler so.

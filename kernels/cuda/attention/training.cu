@@ -11,9 +11,9 @@
 #include "kernels/cuda/attention/gradient.h"
 #include "kernels/cuda/attention/prefill.cuh"
 #include "kernels/cuda/attention/training.h"
-#include "kernels/cuda/device/device_traits.h"
-#include "kernels/cuda/device/tensor_map.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/device/tensor_map.h"
 #include "kernels/ops/attention.h"
 
 namespace isobit::cuda {
@@ -158,10 +158,10 @@ ScorePlan PlanScores(const TrainingAttentionArgs& f, size_t max_bytes) {
 // A block of the kernel of dK and dV takes as long as its keys have queries: up to all the rows of
 // its sequence, or a few. With about two blocks for each multiprocessor, the longest first, all end
 // together; with one, a launch takes twice its share.
-bool FillsTheGpu(const TrainingAttentionArgs& f, int32_t kv_heads) {
+bool FillsTheGpu(const Card& card, const TrainingAttentionArgs& f, int32_t kv_heads) {
   constexpr double kBlocksEach = 1.8;
   const int64_t blocks = CountTiles(f.sequences, KeyTileRows(f.head_dim)) * kv_heads;
-  return static_cast<double>(blocks) >= kBlocksEach * kH200.multiprocessors;
+  return static_cast<double>(blocks) >= kBlocksEach * card.multiprocessors;
 }
 
 // The workspace: a flag (LaunchOutputDots), then D, then ds.
@@ -206,10 +206,11 @@ absl::Status Run(const TrainingAttentionArgs& args, const Stream& stream) {
   }
 }
 
-size_t AttentionGradientWorkspaceBytes(const AttentionGradientArgs& args, size_t max_score_bytes) {
+size_t AttentionGradientWorkspaceBytes(const Card& card, const AttentionGradientArgs& args,
+                                       size_t max_score_bytes) {
   const TrainingAttentionArgs& f = args.forward;
   const ScorePlan plan = PlanScores(f, max_score_bytes);
-  const bool pays = plan.kv_heads == f.kv_heads || FillsTheGpu(f, plan.kv_heads);
+  const bool pays = plan.kv_heads == f.kv_heads || FillsTheGpu(card, f, plan.kv_heads);
   return LeastBytes(f) + (pays ? plan.bytes : 0);
 }
 
@@ -255,7 +256,7 @@ absl::Status LaunchAttentionGradient(const AttentionGradientArgs& args,
 }
 
 absl::Status Run(const AttentionGradientArgs& args, const Stream& stream) {
-  const size_t bytes = AttentionGradientWorkspaceBytes(args);
+  const size_t bytes = AttentionGradientWorkspaceBytes(*stream.card, args);
   ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace, ScratchOf(stream, bytes));
   return LaunchAttentionGradient(args, {workspace, bytes}, stream);
 }

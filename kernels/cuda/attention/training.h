@@ -26,9 +26,9 @@ absl::Status LaunchAttentionGradient(const AttentionGradientArgs& args,
 inline constexpr size_t kMaxScoreBytes = size_t{9} << 28;  // 2.25 GiB
 
 // The size of the workspace with which the gradient is fastest, if at most max_score_bytes of it
-// are for the scores' gradients; with 0, the smallest size that it needs. A function of the shapes
-// and of sequences.bounds.
-size_t AttentionGradientWorkspaceBytes(const AttentionGradientArgs& args,
+// are for the scores' gradients; with 0, the smallest size that it needs. A function of the
+// card, the shapes and sequences.bounds.
+size_t AttentionGradientWorkspaceBytes(const Card& card, const AttentionGradientArgs& args,
                                        size_t max_score_bytes = kMaxScoreBytes);
 
 }  // namespace isobit::cuda

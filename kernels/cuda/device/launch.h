@@ -15,6 +15,8 @@
 
 namespace isobit::cuda {
 
+struct Card;
+
 // Allocates scratch for one op: so many bytes of the device's memory, at a multiple of 256, valid
 // until the work that the op has enqueued is done.
 using Scratch = std::function<absl::StatusOr<std::byte*>(size_t bytes)>;
@@ -28,6 +30,9 @@ struct Stream {
   cudaStream_t handle = nullptr;
   bool dependent = true;
   const Scratch* scratch = nullptr;  // for the ops that need it
+  const Card* card = nullptr;        // of the GPU, for ops whose schedule depends on it
+
+  Stream WithDependent(bool is_dependent) const { return {handle, is_dependent, scratch, card}; }
 };
 
 // Null for 0 bytes. FAILED_PRECONDITION: the stream has no scratch. Other errors: its own.

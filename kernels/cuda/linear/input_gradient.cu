@@ -5,11 +5,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/linear/general_product.h"
 #include "kernels/cuda/linear/input_gradient.h"
 #include "kernels/cuda/linear/product.cuh"
-#include "kernels/cuda/device/ops.h"
 #include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
@@ -93,7 +93,7 @@ struct InputGradientWork {
   }
 };
 
-using LaunchFn = absl::Status (*)(const InputGradientWork&, int64_t, const Stream&);
+using LaunchFn = absl::Status (*)(const InputGradientWork&, const Stream&);
 
 template <int kColumns, bool kRagged, int kCluster>
 constexpr LaunchFn kLaunch =
@@ -167,7 +167,7 @@ absl::Status LaunchInputGradientAs(const ProductSchedule& schedule, const InputG
   work.out.target.ldy = weight.columns;
   work.out.target.m = static_cast<int32_t>(args.m);
   work.out.target.n = static_cast<int32_t>(weight.columns);
-  return launch(work, kH200.clusters_at_once[schedule.cluster / 2], stream);
+  return launch(work, stream);
 }
 
 absl::Status LaunchGeneralInputGradient(const InputGradientArgs& args, const Stream& stream) {
@@ -201,7 +201,8 @@ absl::Status Run(const InputGradientArgs& args, const Stream& stream) {
   const ProductShape shape = {.row_tiles = CeilDiv(args.m, 128),
                               .columns = {weight.columns},
                               .blocks = CeilDiv(weight.n(), kBlockColumns)};
-  return LaunchInputGradientAs(ChooseProduct(kH200, shape, kInputGradientTiles), args, stream);
+  return LaunchInputGradientAs(ChooseProduct(*stream.card, shape, kInputGradientTiles), args,
+                               stream);
 }
 
 }  // namespace isobit::cuda

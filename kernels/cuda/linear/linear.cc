@@ -2,11 +2,11 @@
 #include "kernels/cuda/linear/linear.h"
 
 #include "common/base/status_macros.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/linear/general.h"
 #include "kernels/cuda/linear/stream.h"
 #include "kernels/cuda/linear/tile.h"
-#include "kernels/cuda/device/ops.h"
 #include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
@@ -35,15 +35,15 @@ bool IsEmpty(const LinearArgs& args) { return args.m == 0 || args.weight.shape.n
 absl::Status Run(const LinearArgs& args, const Stream& stream) {
   if (IsEmpty(args)) return absl::OkStatus();
   const bool mappable = Mappable(args.x, args.ldx);
-  return Launch(ChooseLinear(kH200, args.weight.shape, args.m, mappable, PushTime(args)), args,
-                stream);
+  return Launch(ChooseLinear(*stream.card, args.weight.shape, args.m, mappable, PushTime(args)),
+                args, stream);
 }
 
 absl::Status LaunchLinearAs(const LinearSchedule& schedule, const LinearArgs& args,
                             const Stream& stream) {
   if (IsEmpty(args)) return absl::OkStatus();
   const bool mappable = Mappable(args.x, args.ldx);
-  ISOBIT_RETURN_IF_ERROR(CheckSchedule(kH200, schedule, args.weight.shape, mappable));
+  ISOBIT_RETURN_IF_ERROR(CheckSchedule(schedule, args.weight.shape, mappable));
   return Launch(schedule, args, stream);
 }
 

@@ -168,7 +168,7 @@ struct MappedWork {
 using ChainWork = MappedWork<Sums::kChain>;
 using TreeWork = MappedWork<Sums::kTree8>;
 template <class Work>
-using MappedLaunchFn = absl::Status (*)(const Work& work, int64_t at_once, const Stream& stream);
+using MappedLaunchFn = absl::Status (*)(const Work& work, const Stream& stream);
 
 // Null: there is no such kernel. `ragged`: the leaves are not uniform (LeafBlocks).
 MappedLaunchFn<ChainWork> FindMapped(const ChainWork& work, int columns, int cluster, bool ragged);

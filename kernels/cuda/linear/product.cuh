@@ -8,6 +8,7 @@
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_PRODUCT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_PRODUCT_CUH_
 
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/linear/tile.cuh"
 
 namespace isobit::cuda::tile {
@@ -168,11 +169,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Launches the kernel on at most `at_once` clusters.
+// Launches the kernel on at most as many clusters as the card holds.
 template <class Traits>
-absl::Status LaunchChains(const typename Traits::Work& work, int64_t at_once,
-                          const Stream& stream) {
-  const int64_t clusters = std::min<int64_t>(work.units, at_once);
+absl::Status LaunchChains(const typename Traits::Work& work, const Stream& stream) {
+  const int64_t clusters =
+      std::min<int64_t>(work.units, stream.card->ClustersAtOnce(Traits::kCluster));
   const Grid grid = {dim3(static_cast<unsigned>(clusters * Traits::kCluster)), dim3(kThreads),
                      static_cast<size_t>(Traits::RingT::kSharedBytes), Traits::kCluster};
   return Launch(MultiplyChains<Traits>, grid, stream, work);

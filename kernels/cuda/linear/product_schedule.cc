@@ -29,8 +29,7 @@ double SplitTime(const ProductShape& shape, int64_t columns, int split) {
   return 4.0 + 1e-6 * static_cast<double>(shape.row_tiles * 128 * columns) * split;
 }
 
-double ExpectedTime(const DeviceTraits& card, const ProductShape& shape,
-                    const ProductSchedule& schedule) {
+double ExpectedTime(const Card& card, const ProductShape& shape, const ProductSchedule& schedule) {
   const TileTime& tile = *std::ranges::find_if(kTimes, [&](const TileTime& t) {
     return t.columns == schedule.columns && t.cluster == schedule.cluster;
   });
@@ -41,7 +40,7 @@ double ExpectedTime(const DeviceTraits& card, const ProductShape& shape,
     columns += part;
   }
   const int64_t units = CeilDiv(shape.row_tiles, schedule.cluster) * column_tiles * schedule.split;
-  const int64_t at_once = card.clusters_at_once[schedule.cluster / 2];
+  const int64_t at_once = card.ClustersAtOnce(schedule.cluster);
   const auto waves = static_cast<double>(CeilDiv(units, at_once));
   const double packs = static_cast<double>(shape.packs) / schedule.split;
   const double of_unit = static_cast<double>(shape.blocks) / schedule.split * tile.block +
@@ -51,7 +50,7 @@ double ExpectedTime(const DeviceTraits& card, const ProductShape& shape,
 
 }  // namespace
 
-ProductSchedule ChooseProduct(const DeviceTraits& card, const ProductShape& shape,
+ProductSchedule ChooseProduct(const Card& card, const ProductShape& shape,
                               absl::Span<const ProductSchedule> tiles) {
   ProductSchedule best;
   double best_time = std::numeric_limits<double>::infinity();

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
@@ -30,7 +30,7 @@ struct ProductShape {
 
 // The schedule expected to be fastest, among the given `tiles`, for which there are kernels and
 // whose split is 1, and all ways to split the product's packs.
-ProductSchedule ChooseProduct(const DeviceTraits& card, const ProductShape& shape,
+ProductSchedule ChooseProduct(const Card& card, const ProductShape& shape,
                               absl::Span<const ProductSchedule> tiles);
 
 // The tiles for which there are kernels.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
 #include "kernels/contract/constants.h"
+#include "kernels/cuda/device/shared_memory.h"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/stream_plan.h"
 
@@ -42,25 +43,23 @@ int FillStages(StreamSchedule schedule, const LinearShape& shape, int64_t bytes,
 // first, and a long pass would wait for both. So each takes more than half of the shared memory,
 // which spreads them, and leaves the rest to blocks of the next kernel, which then fetch their
 // weights early.
-int StagesAlone(const DeviceTraits& card, StreamSchedule schedule, const LinearShape& shape,
-                int64_t used) {
-  const int64_t bytes = card.block_shared_bytes * 5 / 8 - card.reserved_shared_bytes;
+int StagesAlone(StreamSchedule schedule, const LinearShape& shape, int64_t used) {
+  const int64_t bytes = kBlockSharedBytes * 5 / 8 - kReservedSharedBytes;
   schedule.stages = FillStages(schedule, shape, bytes, used);
-  while (StreamSharedBytes(schedule, shape) <= card.block_shared_bytes / 2) ++schedule.stages;
+  while (StreamSharedBytes(schedule, shape) <= kBlockSharedBytes / 2) ++schedule.stages;
   return schedule.stages;
 }
 
 // Shared memory of a block that is alone on its multiprocessor for a pass of `used` K tiles. Half
 // of it leaves room for a block of the next kernel, which then fetches its weights early. The
 // longer the pass and the more of x it reads, the more it pays to have more bytes in flight.
-int64_t BytesOfOne(const DeviceTraits& card, int columns, int64_t used) {
-  const int64_t all = card.block_shared_bytes;
-  if (columns <= 16 || used <= (columns == 32 ? 16 : 8)) return all / 2;
-  return columns == 32 || used <= 32 ? all * 3 / 4 : all;
+int64_t BytesOfOne(int columns, int64_t used) {
+  if (columns <= 16 || used <= (columns == 32 ? 16 : 8)) return kBlockSharedBytes / 2;
+  return columns == 32 || used <= 32 ? kBlockSharedBytes * 3 / 4 : kBlockSharedBytes;
 }
 
 // Every block has all leaves and an equal share of the rows, so the blocks exchange no sums.
-StreamSchedule Whole(const DeviceTraits& card, const LinearShape& shape, int columns) {
+StreamSchedule Whole(const Card& card, const LinearShape& shape, int columns) {
   StreamSchedule schedule = {.columns = columns, .leaves = shape.num_leaves};
   const int64_t strips = CeilDiv(PackedRows(shape), 16);
   const int64_t rows_each = strips * 16 / card.multiprocessors;
@@ -83,10 +82,10 @@ StreamSchedule Whole(const DeviceTraits& card, const LinearShape& shape, int col
   schedule.rows = static_cast<int>(CeilDiv(share, passes) * 16);
   const int64_t used = passes * KTilesOf(shape, shape.num_leaves);
   const bool one = each == 1 && share * 16 <= kTileRows;
-  const int64_t bytes = one ? BytesOfOne(card, columns, used) : card.block_shared_bytes / each;
+  const int64_t bytes = one ? BytesOfOne(columns, used) : kBlockSharedBytes / each;
   schedule.stages = one && columns <= 16 && used > 8
-                        ? StagesAlone(card, schedule, shape, used)
-                        : FillStages(schedule, shape, bytes - card.reserved_shared_bytes, used);
+                        ? StagesAlone(schedule, shape, used)
+                        : FillStages(schedule, shape, bytes - kReservedSharedBytes, used);
   return schedule;
 }
 
@@ -100,7 +99,7 @@ int MostStages(const LinearShape& shape, int columns, int64_t used) {
 }
 
 // Passes of 64 rows. A cluster of num_leaves / leaves blocks shares each pass.
-StreamSchedule Split(const DeviceTraits& card, const LinearShape& shape, int columns, int leaves) {
+StreamSchedule Split(const Card& card, const LinearShape& shape, int columns, int leaves) {
   StreamSchedule schedule = {.columns = columns, .rows = kTileRows, .leaves = leaves};
   const int64_t blocks = NumTiles(shape) * (shape.num_leaves / leaves);
   const int64_t used = KTilesOf(shape, leaves);
@@ -110,16 +109,15 @@ StreamSchedule Split(const DeviceTraits& card, const LinearShape& shape, int col
     return schedule;
   }
   if (columns <= 16 && used > 8 && used <= 16) {
-    schedule.stages = StagesAlone(card, schedule, shape, used);
+    schedule.stages = StagesAlone(schedule, shape, used);
     return schedule;
   }
-  const int64_t all = card.block_shared_bytes;
-  const int64_t bytes = columns <= 16 && used <= 8 ? all / 2 : all;
-  schedule.stages = FillStages(schedule, shape, bytes - card.reserved_shared_bytes, used);
+  const int64_t bytes = columns <= 16 && used <= 8 ? kBlockSharedBytes / 2 : kBlockSharedBytes;
+  schedule.stages = FillStages(schedule, shape, bytes - kReservedSharedBytes, used);
   return schedule;
 }
 
-StreamSchedule ChooseStream(const DeviceTraits& card, const LinearShape& shape, int64_t m) {
+StreamSchedule ChooseStream(const Card& card, const LinearShape& shape, int64_t m) {
   const int columns = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64;
   const int64_t rows_each = PackedRows(shape) / card.multiprocessors;
   const int64_t tiles = NumTiles(shape);
@@ -146,13 +144,13 @@ StreamSchedule ChooseStream(const DeviceTraits& card, const LinearShape& shape, 
 
 // Whether this is the output head (the vocabulary): every multiprocessor gets at least one tile of
 // 144 rows of the weight.
-bool IsHead(const DeviceTraits& card, const LinearShape& shape) {
+bool IsHead(const Card& card, const LinearShape& shape) {
   return shape.sum == contract::LeafSum::kChain && !shape.gated &&
          shape.n > 143 * card.multiprocessors && BlocksOf(shape).uniform;
 }
 
 // The schedule for 33 to 64 rows of x.
-LinearSchedule ChooseMiddle(const DeviceTraits& card, const LinearShape& shape) {
+LinearSchedule ChooseMiddle(const Card& card, const LinearShape& shape) {
   LinearSchedule schedule = {.kind = LinearSchedule::Kind::kTile};
   if (IsHead(card, shape)) {
     schedule.tile = {.rows = 64, .columns = 144, .split = 1};
@@ -173,8 +171,8 @@ bool WholeSteps(const LinearShape& shape) {
   return true;
 }
 
-LinearSchedule ChooseLinear(const DeviceTraits& card, const LinearShape& shape, int64_t m,
-                            bool mappable, double push_us) {
+LinearSchedule ChooseLinear(const Card& card, const LinearShape& shape, int64_t m, bool mappable,
+                            double push_us) {
   LinearSchedule schedule;
   if (!mappable || shape.k == 0 || !WholeSteps(shape)) return schedule;
   if (m > kMaxStreamRows) {
@@ -188,8 +186,8 @@ LinearSchedule ChooseLinear(const DeviceTraits& card, const LinearShape& shape, 
   return schedule;
 }
 
-absl::Status CheckSchedule(const DeviceTraits& card, const LinearSchedule& schedule,
-                           const LinearShape& shape, bool mappable) {
+absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& shape,
+                           bool mappable) {
   if (schedule.kind == LinearSchedule::Kind::kGeneral) return absl::OkStatus();
   const auto refuse = [&](const char* why) {
     return absl::InvalidArgumentError(absl::StrCat(Describe(schedule), ": ", why));
@@ -219,7 +217,7 @@ absl::Status CheckSchedule(const DeviceTraits& card, const LinearSchedule& sched
     return refuse("there must be at least one block");
   }
   if (stream.stages < 2) return refuse("there must be at least two stages");
-  if (StreamSharedBytes(stream, shape) > card.block_shared_bytes) {
+  if (StreamSharedBytes(stream, shape) > kBlockSharedBytes) {
     return refuse("it needs more shared memory than a block can have");
   }
   return absl::OkStatus();

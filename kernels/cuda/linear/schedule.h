@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/linear/tile.h"
 #include "kernels/ops/linear_shape.h"
 
@@ -39,12 +39,11 @@ struct LinearSchedule {
 // The schedule of a layer: a pure function of the card, the shape and the rows of x. `mappable`: x
 // can have a tensor map (device/tensor_map.h). push_us: the microseconds that pushed sums take to
 // arrive at other ranks; 0: the layer does not push.
-LinearSchedule ChooseLinear(const DeviceTraits& card, const LinearShape& shape, int64_t m,
-                            bool mappable, double push_us = 0);
+LinearSchedule ChooseLinear(const Card& card, const LinearShape& shape, int64_t m, bool mappable,
+                            double push_us = 0);
 
 // Whether a schedule can compute a layer. INVALID_ARGUMENT: it cannot; the message says why.
-absl::Status CheckSchedule(const DeviceTraits& card, const LinearSchedule& schedule,
-                           const LinearShape& shape, bool mappable);
+absl::Status CheckSchedule(const LinearSchedule& schedule, const LinearShape& shape, bool mappable);
 
 // Whether the width of every leaf but the last is a multiple of 16 columns, so that no k16 step has
 // columns of two leaves.

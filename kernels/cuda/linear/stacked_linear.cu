@@ -4,12 +4,12 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/linear/general_product.h"
 #include "kernels/cuda/linear/mapped.cuh"
 #include "kernels/cuda/linear/schedule.h"
 #include "kernels/cuda/linear/stacked_linear.h"
-#include "kernels/cuda/device/ops.h"
 #include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
@@ -35,13 +35,14 @@ bool HasTiles(const StackedLinearArgs& args, const LinearShape& shape) {
   return fits;
 }
 
-ProductSchedule ScheduleOf(const StackedLinearArgs& args, const LinearShape& shape) {
+ProductSchedule ScheduleOf(const Card& card, const StackedLinearArgs& args,
+                           const LinearShape& shape) {
   const LeafBlocks leaves = BlocksOf(shape);
   if (!leaves.uniform) return {.columns = 128};
   ProductShape product = {.row_tiles = CeilDiv(args.m, 128), .blocks = leaves.num_blocks()};
   std::ranges::copy(args.weight.rows, product.columns);
-  return shape.sum == contract::LeafSum::kChain ? ChooseProduct(kH200, product, kChainTiles)
-                                                : ChooseProduct(kH200, product, kTreeTiles);
+  return shape.sum == contract::LeafSum::kChain ? ChooseProduct(card, product, kChainTiles)
+                                                : ChooseProduct(card, product, kTreeTiles);
 }
 
 LinearTarget TargetOf(const StackedLinearArgs& args) {
@@ -96,7 +97,7 @@ absl::Status LaunchTiles(const ProductSchedule& schedule, const StackedLinearArg
   work.residual = args.residual;
   work.out.kind = args.fp32_out != nullptr ? LinearOutput::kFp32 : LinearOutput::kBf16;
   work.out.vectors = TakesVectors(args);
-  return launch(work, kH200.clusters_at_once[schedule.cluster / 2], stream);
+  return launch(work, stream);
 }
 
 }  // namespace
@@ -140,7 +141,7 @@ absl::Status LaunchGeneralStackedLinear(const StackedLinearArgs& args, const Str
 absl::Status Run(const StackedLinearArgs& args, const Stream& stream) {
   const LinearShape shape = ShapeOf(args);
   if (IsEmpty(args) || !HasTiles(args, shape)) return LaunchGeneralStackedLinear(args, stream);
-  return LaunchStackedLinearAs(ScheduleOf(args, shape), args, stream);
+  return LaunchStackedLinearAs(ScheduleOf(*stream.card, args, shape), args, stream);
 }
 
 }  // namespace isobit::cuda

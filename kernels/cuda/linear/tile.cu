@@ -4,7 +4,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
-#include "common/cuda/cuda_status.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/schedule.h"
@@ -40,8 +39,7 @@ double PushTime(const LinearArgs& args) {
   return args.push == nullptr ? 0 : args.push->us_of_row * static_cast<double>(args.m);
 }
 
-TileSchedule ChooseTile(const DeviceTraits& card, const LinearShape& shape, int64_t m,
-                        double push_us) {
+TileSchedule ChooseTile(const Card& card, const LinearShape& shape, int64_t m, double push_us) {
   TileSchedule best;
   double best_time = std::numeric_limits<double>::infinity();
   for (const TileSchedule& schedule : TileSchedules(shape)) {
@@ -98,12 +96,7 @@ absl::Status LaunchTileLinear(const LinearArgs& args, const TileSchedule& schedu
   work.out.target = TargetOf(args);
   work.out.kind = OutputOf(args);
   work.out.vectors = tile::TakesVectors(args, work.out.target);
-  int device = 0;
-  int num_sms = 0;
-  ISOBIT_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
-  ISOBIT_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
-  return launch(work, num_sms, stream);
+  return launch(work, stream);
 }
 
 }  // namespace isobit::cuda

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/device/launch.h"
-#include "kernels/ops/linear_shape.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/linear_shape.h"
 
 namespace isobit::cuda {
 
@@ -36,8 +36,7 @@ double PushTime(const LinearArgs& args);
 
 // The one of TileSchedules(shape), which must not be empty, that is expected to be fastest for m
 // rows. push_us: PushTime.
-TileSchedule ChooseTile(const DeviceTraits& card, const LinearShape& shape, int64_t m,
-                        double push_us);
+TileSchedule ChooseTile(const Card& card, const LinearShape& shape, int64_t m, double push_us);
 
 // LaunchLinear (linear.h) by one of TileSchedules(shape). INVALID_ARGUMENT: it is not one of them,
 // or x cannot have a tensor map (device/tensor_map.h). INTERNAL: CUDA refused.

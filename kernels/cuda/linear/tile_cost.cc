@@ -2,7 +2,6 @@
 #include "kernels/cuda/linear/tile_cost.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -55,7 +54,7 @@ constexpr TileCost kCosts[] = {
 
 }  // namespace
 
-double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t m,
+double ExpectedTime(const Card& card, const LinearShape& shape, int64_t m,
                     const TileSchedule& schedule, double push_us) {
   const bool tree =
       shape.sum == contract::LeafSum::kTree && (schedule.split > 1 || shape.num_leaves > 2);
@@ -63,8 +62,7 @@ double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t 
       kCosts, [&](const TileCost& c) { return c.schedule == schedule && c.tree == tree; });
   if (cost == std::end(kCosts)) return std::numeric_limits<double>::infinity();
   const int64_t tiles = CeilDiv(m, schedule.rows) * CeilDiv(PackedRows(shape), schedule.columns);
-  const int64_t at_once =
-      card.clusters_at_once[std::countr_zero(static_cast<unsigned>(schedule.split))];
+  const int64_t at_once = card.ClustersAtOnce(schedule.split);
   const auto waves = static_cast<double>(CeilDiv(tiles, at_once));
   const double blocks = static_cast<double>(BlocksOf(shape).num_blocks()) / schedule.split;
   const double busy =

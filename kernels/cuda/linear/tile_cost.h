@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/linear/tile.h"
 #include "kernels/ops/linear_shape.h"
 
@@ -14,7 +14,7 @@ namespace isobit::cuda {
 // Microseconds for m rows, from measurements on an H200; infinite for a schedule that was not
 // measured. push_us: the time that pushed sums take to other ranks, 0 without push; the result then
 // includes the time until they have arrived.
-double ExpectedTime(const DeviceTraits& card, const LinearShape& shape, int64_t m,
+double ExpectedTime(const Card& card, const LinearShape& shape, int64_t m,
                     const TileSchedule& schedule, double push_us);
 
 }  // namespace isobit::cuda

@@ -10,8 +10,7 @@ namespace isobit::cuda::tile {
 
 struct Work;
 
-// num_sms: the largest grid of a persistent kernel.
-using LaunchFn = absl::Status (*)(const Work& work, int num_sms, const Stream& stream);
+using LaunchFn = absl::Status (*)(const Work& work, const Stream& stream);
 
 // Null: there is no such kernel. FindPersistent: for split 1; FindSplit: for larger ones. `ragged`:
 // the leaves are not uniform.

@@ -3,6 +3,7 @@
 #ifndef ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_
 #define ISOBIT_KERNELS_CUDA_LINEAR_TILE_PERSISTENT_CUH_
 
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/linear/tile.cuh"
 
 namespace isobit::cuda::tile {
@@ -219,15 +220,17 @@ __global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
 // than the microseconds that an early start saves.
 inline constexpr int64_t kLongRun = 400;
 
-// Launches the kernel on at most num_sms blocks.
+// Launches the kernel on at most as many blocks as the card holds.
 template <class Traits>
-absl::Status LaunchPersistent(const Work& work, int num_sms, const Stream& stream) {
+absl::Status LaunchPersistent(const Work& work, const Stream& stream) {
   const int tiles = work.row_tiles * work.column_tiles;
-  const int blocks = std::min(tiles, num_sms * Traits::Size::kBlocks);
+  const auto at_once = static_cast<int>(stream.card->multiprocessors * Traits::Size::kBlocks);
+  const int blocks = std::min(tiles, at_once);
   const Grid grid = {dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                      static_cast<size_t>(Traits::RingT::kSharedBytes)};
   const bool is_long = int64_t{tiles} * work.leaves.num_blocks() >= kLongRun * blocks;
-  return Launch(MultiplyTiles<Traits>, grid, {stream.handle, stream.dependent && !is_long}, work);
+  return Launch(MultiplyTiles<Traits>, grid, stream.WithDependent(stream.dependent && !is_long),
+                work);
 }
 
 }  // namespace isobit::cuda::tile

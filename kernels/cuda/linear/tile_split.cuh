@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, Traits::Size::kBlocks)
 }
 
 template <class Traits>
-absl::Status LaunchSplit(const Work& work, int /*num_sms*/, const Stream& stream) {
+absl::Status LaunchSplit(const Work& work, const Stream& stream) {
   const int blocks = work.row_tiles * work.column_tiles * Traits::kSplit;
   const Grid grid = {dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                      static_cast<size_t>(Traits::RingT::kSharedBytes), Traits::kSplit};

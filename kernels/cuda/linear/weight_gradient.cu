@@ -6,11 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/linear/general_product.h"
 #include "kernels/cuda/linear/weight_gradient.cuh"
 #include "kernels/cuda/linear/weight_gradient.h"
-#include "kernels/cuda/device/ops.h"
 #include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
@@ -18,7 +18,7 @@ namespace {
 
 using tile::kMaxPacks;
 
-using LaunchFn = absl::Status (*)(const tile::WeightGradientWork&, int64_t, const Stream&);
+using LaunchFn = absl::Status (*)(const tile::WeightGradientWork&, const Stream&);
 
 template <int kColumns, int kCluster>
 constexpr LaunchFn kLaunch =
@@ -72,9 +72,6 @@ size_t GroupBytes(const ProductSchedule& schedule, const WeightGradientArgs& arg
 int LevelsOf(const ProductSchedule& schedule, const WeightGradientArgs& args) {
   const int levels = std::bit_width(static_cast<unsigned>(PacksOf(args) / schedule.split)) - 1;
   return std::max(0, levels - tile::LevelsOnChip(schedule.columns));
-}
-int64_t ClustersOf(const ProductSchedule& schedule) {
-  return kH200.clusters_at_once[schedule.cluster / 2];
 }
 
 absl::Status CheckPacks(const WeightGradientArgs& args) {
@@ -177,7 +174,7 @@ absl::Status LaunchTiles(const ProductSchedule& schedule, const WeightGradientAr
     }
   }
   const LaunchFn launch = FindKernel(schedule.columns, schedule.cluster);
-  ISOBIT_RETURN_IF_ERROR(launch(work, ClustersOf(schedule), stream));
+  ISOBIT_RETURN_IF_ERROR(launch(work, stream));
   if (schedule.split == 1) return absl::OkStatus();
   const int64_t blocks = CeilDiv(RowsOf(args) * args.columns, kTreeThreads);
   const Grid grid = {.blocks = dim3(static_cast<unsigned>(std::min<int64_t>(blocks, 1056)),
@@ -187,12 +184,12 @@ absl::Status LaunchTiles(const ProductSchedule& schedule, const WeightGradientAr
                 GroupSum{group_sums, work.group_stride, schedule.split, parts, args.columns});
 }
 
-ProductSchedule ScheduleOf(const WeightGradientArgs& args) {
+ProductSchedule ScheduleOf(const Card& card, const WeightGradientArgs& args) {
   const ProductShape shape = {.row_tiles = RowTilesOf(args),
                               .columns = {args.columns},
                               .blocks = BlocksOf(args, 0, PacksOf(args)),
                               .packs = PacksOf(args)};
-  return ChooseProduct(kH200, shape, kWeightGradientTiles);
+  return ChooseProduct(card, shape, kWeightGradientTiles);
 }
 
 bool IsEmpty(const WeightGradientArgs& args) { return RowsOf(args) == 0 || args.columns == 0; }
@@ -210,10 +207,11 @@ bool HasWeightGradientTiles(const WeightGradientArgs& args) {
   return fits;
 }
 
-size_t WorkspaceBytesAs(const ProductSchedule& schedule, const WeightGradientArgs& args) {
-  const size_t pending = static_cast<size_t>(ClustersOf(schedule) * schedule.cluster) *
-                         static_cast<size_t>(LevelsOf(schedule, args) * 128 * schedule.columns) *
-                         sizeof(float);
+size_t WorkspaceBytesAs(const Card& card, const ProductSchedule& schedule,
+                        const WeightGradientArgs& args) {
+  const size_t pending =
+      static_cast<size_t>(card.ClustersAtOnce(schedule.cluster) * schedule.cluster) *
+      static_cast<size_t>(LevelsOf(schedule, args) * 128 * schedule.columns) * sizeof(float);
   return RoundUp(GroupBytes(schedule, args), size_t{16}) + pending;
 }
 
@@ -261,9 +259,9 @@ absl::Status Run(const WeightGradientArgs& args, const Stream& stream) {
   ISOBIT_RETURN_IF_ERROR(CheckPacks(args));
   if (IsEmpty(args)) return absl::OkStatus();
   if (!HasWeightGradientTiles(args)) return LaunchGeneralWeightGradient(args, stream);
-  const ProductSchedule schedule = ScheduleOf(args);
+  const ProductSchedule schedule = ScheduleOf(*stream.card, args);
   ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace,
-                          ScratchOf(stream, WorkspaceBytesAs(schedule, args)));
+                          ScratchOf(stream, WorkspaceBytesAs(*stream.card, schedule, args)));
   return LaunchWeightGradientAs(schedule, args, workspace, stream);
 }
 

@@ -18,7 +18,8 @@ bool HasWeightGradientTiles(const WeightGradientArgs& args);
 // cannot compute these arguments.
 absl::Status LaunchWeightGradientAs(const ProductSchedule& schedule, const WeightGradientArgs& args,
                                     std::byte* workspace, const Stream& stream);
-size_t WorkspaceBytesAs(const ProductSchedule& schedule, const WeightGradientArgs& args);
+size_t WorkspaceBytesAs(const Card& card, const ProductSchedule& schedule,
+                        const WeightGradientArgs& args);
 absl::Status LaunchGeneralWeightGradient(const WeightGradientArgs& args, const Stream& stream);
 
 }  // namespace isobit::cuda

@@ -11,9 +11,9 @@
 #include <algorithm>
 
 #include "common/base/round_up.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/device/device_info.h"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/shared_memory.h"
 #include "kernels/cuda/log_probs/kernels.h"
 #include "kernels/cuda/log_probs/row.cuh"
 
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kBlocksPerSm = 2;
 // Shared memory of each of them.
-constexpr size_t kBlockBytes = kH200.shared_bytes / kBlocksPerSm - kH200.reserved_shared_bytes;
+constexpr size_t kBlockBytes = kMultiprocessorSharedBytes / kBlocksPerSm - kReservedSharedBytes;
 constexpr int kCopyAlignment = 128;  // bytes
 constexpr int kSlot = kChunk + kCopyAlignment / static_cast<int>(sizeof(float));
 constexpr size_t kSlotBytes = kSlot * sizeof(float);
@@ -334,13 +334,10 @@ size_t PlainLogProbWorkspaceBytes(int64_t num_rows) {
 }
 
 absl::Status LaunchPlainLogProbs(const LogProbJob& job, const Stream& stream) {
-  int device = 0;
-  ISOBIT_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device));
-  const absl::StatusOr<DeviceInfo> info = GetDeviceInfo(device);
-  if (!info.ok()) return info.status();
   const int64_t tasks = job.args.num_rows * job.ranges.count;
   Grid grid;
-  grid.blocks = dim3(static_cast<unsigned>(std::min<int64_t>(tasks, kBlocksPerSm * info->num_sms)));
+  grid.blocks =
+      dim3(static_cast<unsigned>(std::min(tasks, kBlocksPerSm * stream.card->multiprocessors)));
   grid.threads = dim3(kThreads);
   LogProbJob sized = job;
   sized.slots = std::clamp(static_cast<int>((kBlockBytes - sizeof(Shared)) / kSlotBytes),

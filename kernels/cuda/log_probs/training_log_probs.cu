@@ -6,8 +6,8 @@
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/log_probs/log_probs.h"
 #include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/log_probs/log_probs.h"
 #include "kernels/ops/log_probs.h"
 
 namespace isobit::cuda {
@@ -57,7 +57,7 @@ absl::Status Run(const TrainingLogProbsArgs& args, const Stream& stream) {
   ISOBIT_RETURN_IF_CUDA_ERROR(
       cudaMemsetAsync(zeroed, 0, LogProbWorkspaceBytes(args.rows), stream.handle));
   const auto blocks = static_cast<unsigned>(CeilDiv(args.rows, int64_t{kThreads}));
-  const Stream after_memset{stream.handle, false};  // which is no kernel
+  const Stream after_memset = stream.WithDependent(false);  // which is no kernel
   ISOBIT_RETURN_IF_ERROR(Launch(FillRowsKernel, {.blocks = dim3(blocks), .threads = dim3(kThreads)},
                                 after_memset, args, rows));
   DeviceLogProbs job;
@@ -68,7 +68,7 @@ absl::Status Run(const TrainingLogProbsArgs& args, const Stream& stream) {
   job.workspace = zeroed;
   const TrainingSampling& s = args.sampling;
   job.ranked_rows = s.top_k != nullptr || s.top_p != nullptr || s.min_p != nullptr;
-  return LaunchLogProbs(job, {stream.handle, true});
+  return LaunchLogProbs(job, stream.WithDependent(true));
 }
 
 }  // namespace isobit::cuda

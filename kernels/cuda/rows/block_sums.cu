@@ -93,7 +93,7 @@ absl::Status LaunchSumBlocks(const BlockSums& sums, const PackBlocks& blocks,
                              const SummedColumns& first, const SummedColumns& second,
                              const Stream& stream) {
   // The kernel before is one of ours, which lets these start early.
-  const Stream dependent{stream.handle, true};
+  const Stream dependent = stream.WithDependent(true);
   const absl::Status status =
       Launch(PackSumsKernel,
              {.blocks = dim3(Tiles(sums.columns), static_cast<unsigned>(blocks.packs)),

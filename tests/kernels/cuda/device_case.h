@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/device/launch.h"
 
 namespace isobit::testing_support {
 
@@ -25,6 +27,11 @@ inline void CheckCuda(cudaError_t error, const char* what) {
   std::abort();
 }
 #define ISOBIT_CHECK_CUDA(call) ::isobit::testing_support::CheckCuda((call), #call)
+
+// A stream on which ops choose the H200's schedules, whatever the GPU is.
+inline cuda::Stream OnH200(cudaStream_t stream = nullptr, bool dependent = true) {
+  return {stream, dependent, nullptr, &cuda::kH200};
+}
 
 // In a test's or fixture's body: skips the test, and says why, where the kernels cannot run.
 #define ISOBIT_SKIP_WITHOUT_GPU()                                              \

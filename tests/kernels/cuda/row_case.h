@@ -101,7 +101,7 @@ class RowTest : public testing::Test {
     const int64_t most = std::max<int64_t>(1, elements / width);
     return 1 + Below(Chance(2) ? std::min<int64_t>(most, 8) : most);
   }
-  cuda::Stream AnyStream() { return {stream_, Chance(2)}; }
+  cuda::Stream AnyStream() { return OnH200(stream_, Chance(2)); }
 
   Random random_{20};
   Operands operands_{random_};

@@ -58,7 +58,7 @@ TEST(StreamOpsTest, AStepHasTheOraclesBits) {
   cudaStream_t stream = nullptr;
   ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   std::vector<std::unique_ptr<testing_support::DeviceBuffer<unsigned char>>> scratch;
-  StreamOps ops(stream, [&scratch](size_t bytes) -> absl::StatusOr<std::byte*> {
+  StreamOps ops(stream, cuda::kH200, [&scratch](size_t bytes) -> absl::StatusOr<std::byte*> {
     scratch.push_back(std::make_unique<testing_support::DeviceBuffer<unsigned char>>(
         static_cast<int64_t>(bytes)));
     return reinterpret_cast<std::byte*>(scratch.back()->data());
@@ -75,7 +75,7 @@ TEST(StreamOpsTest, AStepHasTheOraclesBits) {
 }
 
 TEST(StreamOpsTest, ScratchThatFailsFailsTheOp) {
-  StreamOps ops(nullptr, [](size_t) -> absl::StatusOr<std::byte*> {
+  StreamOps ops(nullptr, cuda::kH200, [](size_t) -> absl::StatusOr<std::byte*> {
     return absl::ResourceExhaustedError("no scratch");
   });
   ColumnSumsArgs args;

@@ -26,6 +26,7 @@ namespace isobit::cuda {
 
 using testing_support::DeviceBuffer;
 using testing_support::Family;
+using testing_support::OnH200;
 using testing_support::Random;
 using testing_support::RandomBf16;
 using testing_support::SameBits;
@@ -228,7 +229,8 @@ class DeviceBatch {
   StepTableUpload& upload() { return upload_; }
 
   // Launches into poisoned memory. Returns what was written; expects that no guard was touched.
-  std::vector<Bf16> Run(const Launcher& launch, size_t workspace_bytes, const Stream& stream = {}) {
+  std::vector<Bf16> Run(const Launcher& launch, size_t workspace_bytes,
+                        const Stream& stream = OnH200()) {
     out_.Poison();
     DeviceBuffer<std::byte> workspace(static_cast<int64_t>(workspace_bytes));
     const absl::Status status = launch(Args(), {workspace.data(), workspace_bytes}, stream);
@@ -238,7 +240,7 @@ class DeviceBatch {
     EXPECT_TRUE(workspace.GuardsIntact());
     return actual;
   }
-  std::vector<Bf16> Decode(int32_t max_tokens, const Stream& stream = {}) {
+  std::vector<Bf16> Decode(int32_t max_tokens, const Stream& stream = OnH200()) {
     return Run(
         [&](const AttentionArgs& args, const AttentionWorkspace& workspace, const Stream& s) {
           return LaunchDecodeAttention(args, *args.sequences.device, max_tokens, workspace, s);
@@ -265,7 +267,7 @@ class DeviceBatch {
         },
         0);
   }
-  std::vector<Bf16> Front(const Stream& stream = {}) {
+  std::vector<Bf16> Front(const Stream& stream = OnH200()) {
     return Run(LaunchAttention, AttentionWorkspaceBytes(Args()), stream);
   }
 

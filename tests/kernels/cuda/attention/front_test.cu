@@ -70,9 +70,10 @@ TEST_F(AttentionFrontTest, RepeatedOnTwoStreams) {
     for (int launch = 0; launch < 3;
          ++launch) {  // back to back: one may start before the one before it ends
       ASSERT_TRUE(
-          LaunchAttention(first.Args(), {first_workspace.data(), bytes}, {streams[0]}).ok());
+          LaunchAttention(first.Args(), {first_workspace.data(), bytes}, OnH200(streams[0])).ok());
       ASSERT_TRUE(
-          LaunchAttention(second.Args(), {second_workspace.data(), bytes}, {streams[1]}).ok());
+          LaunchAttention(second.Args(), {second_workspace.data(), bytes}, OnH200(streams[1]))
+              .ok());
     }
     ASSERT_TRUE(SameBits<Bf16>(first.out().CopyOut(), expected)) << round;
     ASSERT_TRUE(SameBits<Bf16>(second.out().CopyOut(), expected)) << round;
@@ -152,7 +153,7 @@ void ExpectReplays(const Shape& shape, const StepBounds& bounds, const std::vect
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   ISOBIT_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  ASSERT_TRUE(LaunchAttention(device.Args(), {workspace.data(), bytes}, {stream}).ok());
+  ASSERT_TRUE(LaunchAttention(device.Args(), {workspace.data(), bytes}, OnH200(stream)).ok());
   ISOBIT_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
   ISOBIT_CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
   const int64_t generation = device.upload().generation();

@@ -23,6 +23,7 @@ namespace {
 
 using testing_support::DeviceBuffer;
 using testing_support::Family;
+using testing_support::OnH200;
 using testing_support::Random;
 using testing_support::RandomBf16;
 using testing_support::SameBits;
@@ -195,7 +196,8 @@ class DeviceCase {
     DeviceBuffer<std::byte> workspace(static_cast<int64_t>(bytes));
     out_.Poison();
     EXPECT_TRUE(
-        LaunchDecodeAttention(args, upload_.device(), rows, {workspace.data(), bytes}, {}).ok());
+        LaunchDecodeAttention(args, upload_.device(), rows, {workspace.data(), bytes}, OnH200())
+            .ok());
     return out_.CopyOut();
   }
   std::vector<Bf16> Run(int32_t min_rows = 1) {

@@ -181,9 +181,9 @@ TEST_F(AttentionSharedTest, WindowsAndTokensChooseTheSchedule) {
     DeviceBatch device(batch, bounds);
     EXPECT_TRUE(device.sequences().shares);
     const bool sees_all = window == 0 || window == 4096;
-    EXPECT_EQ(ChooseDecodeSchedule(device.Args(), device.sequences(), 1).kind,
+    EXPECT_EQ(ChooseDecodeSchedule(kH200, device.Args(), device.sequences(), 1).kind,
               sees_all ? DecodeSchedule::kSharingTeams : DecodeSchedule::kTeams);
-    EXPECT_EQ(ChooseDecodeSchedule(device.Args(), device.sequences(), 2).kind,
+    EXPECT_EQ(ChooseDecodeSchedule(kH200, device.Args(), device.sequences(), 2).kind,
               DecodeSchedule::kTeams);
     EXPECT_TRUE(SameBits<Bf16>(device.Front(), batch.Expected())) << window;
     if (!sees_all) {
@@ -193,7 +193,7 @@ TEST_F(AttentionSharedTest, WindowsAndTokensChooseTheSchedule) {
     }
     DeviceBatch never(batch, {.max_positions = 4096, .sharing = Sharing::kNever});
     EXPECT_FALSE(never.sequences().shares);
-    EXPECT_EQ(ChooseDecodeSchedule(never.Args(), never.sequences(), 1).kind,
+    EXPECT_EQ(ChooseDecodeSchedule(kH200, never.Args(), never.sequences(), 1).kind,
               DecodeSchedule::kTeams);
     EXPECT_TRUE(SameBits<Bf16>(never.Front(), batch.Expected())) << window;
   }
@@ -255,7 +255,7 @@ TEST_F(AttentionSharedTest, GraphReplaysWithAndWithoutGroups) {
   DeviceBatch device(largest, bounds);
   ASSERT_TRUE(device.upload().Reserve(40, 40, 40 * 4096 / 16).ok());
   device.Upload(bounds);
-  EXPECT_EQ(ChooseDecodeSchedule(device.Args(), device.sequences(), 1).kind,
+  EXPECT_EQ(ChooseDecodeSchedule(kH200, device.Args(), device.sequences(), 1).kind,
             DecodeSchedule::kSharingTeams);
   const size_t bytes = AttentionWorkspaceBytes(device.Args());
   DeviceBuffer<std::byte> workspace(static_cast<int64_t>(bytes));
@@ -264,7 +264,7 @@ TEST_F(AttentionSharedTest, GraphReplaysWithAndWithoutGroups) {
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   ISOBIT_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  ASSERT_TRUE(LaunchAttention(device.Args(), {workspace.data(), bytes}, {stream}).ok());
+  ASSERT_TRUE(LaunchAttention(device.Args(), {workspace.data(), bytes}, OnH200(stream)).ok());
   ISOBIT_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
   ISOBIT_CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
   for (int i = 0; i < 20; ++i) {

@@ -146,8 +146,8 @@ struct Results {
 
 // A workspace that holds the scores' gradients of so many KV heads.
 size_t WorkspaceFor(const AttentionGradientArgs& args, int32_t kv_heads) {
-  const size_t least = AttentionGradientWorkspaceBytes(args, 0);
-  const size_t all = AttentionGradientWorkspaceBytes(args, SIZE_MAX);
+  const size_t least = AttentionGradientWorkspaceBytes(kH200, args, 0);
+  const size_t all = AttentionGradientWorkspaceBytes(kH200, args, SIZE_MAX);
   return least +
          (all - least) / static_cast<size_t>(args.forward.kv_heads) * static_cast<size_t>(kv_heads);
 }
@@ -407,7 +407,7 @@ int64_t HeadsAtATime(const Shape& s) {
   const Case c = {.shape = s, .bounds = Bounds(s)};
   const AttentionGradientArgs args = {
       .forward = ForwardArgs(c, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr)};
-  const size_t bytes = AttentionGradientWorkspaceBytes(args);
+  const size_t bytes = AttentionGradientWorkspaceBytes(kH200, args);
   for (int32_t n = 0; n <= s.kv_heads; ++n) {
     if (WorkspaceFor(args, n) == bytes) return n;
   }

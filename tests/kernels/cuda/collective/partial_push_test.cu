@@ -11,11 +11,11 @@
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/device/system_memory.cuh"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/linear/schedule.h"
-#include "kernels/cuda/device/ops.h"
 #include "tests/kernels/cuda/collective/rank_case.cuh"
 #include "tests/kernels/cuda/row_case.h"
 
@@ -109,7 +109,7 @@ class PartialPushTest : public testing_support::RowTest {
       layers[r]->out.Poison();
       layers[r]->partial.Poison();
     });
-    const auto stream = [&](int r) { return Stream{ranks.stream(r).handle, dependent}; };
+    const auto stream = [&](int r) { return ranks.stream(r).WithDependent(dependent); };
     const auto norm = [&](int r) {
       ASSERT_TRUE(layers[r]->Norm(ranks.end(r), m, pushes, stream(r)).ok());
     };

@@ -25,7 +25,7 @@ class RankStreams {
     EXPECT_TRUE(kEnvironment);
     for (const int device : devices_) {
       ISOBIT_CHECK_CUDA(cudaSetDevice(device));
-      streams_.emplace_back();
+      streams_.push_back({.card = &kH200});
       ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&streams_.back().handle, cudaStreamNonBlocking));
     }
   }

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/vanilla/cublas_linear.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
@@ -22,6 +22,7 @@ using testing_support::DeviationOf;
 using testing_support::DeviceBuffer;
 using testing_support::Family;
 using testing_support::Float64Linear;
+using testing_support::OnH200;
 using testing_support::Random;
 using testing_support::RandomBf16;
 
@@ -69,7 +70,7 @@ TEST(LinearAccuracyTest, OurErrorIsNoLargerThanThatOfCublas) {
         y.Poison();
         shape.sum = sum;
         args.weight = {.shape = shape, .packed = packed.data()};
-        ASSERT_TRUE(Run(args, {}).ok());
+        ASSERT_TRUE(Run(args, OnH200()).ok());
         const Deviation deviation = DeviationOfFp32(exact, y);
         ours_rms = std::max(ours_rms, deviation.rms);
         print(deviation);

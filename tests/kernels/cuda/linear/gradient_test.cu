@@ -22,6 +22,7 @@ using testing_support::HostMatrix;
 using testing_support::kFamilies;
 using testing_support::List;
 using testing_support::OneChain;
+using testing_support::OnH200;
 using testing_support::Random;
 using testing_support::RandomLd;
 using testing_support::RandomMatrix;
@@ -140,14 +141,14 @@ void ExpectInputGradient(const InputCase& c) {
       expect("slow kernel", LaunchGeneralInputGradient(args, {}));
       continue;
     }
-    const absl::Status status = LaunchInputGradientAs(*schedule, args, {});
+    const absl::Status status = LaunchInputGradientAs(*schedule, args, OnH200());
     if (absl::IsInvalidArgument(status)) continue;
     ++fast;
     expect(Describe(schedule), status);
     if (testing::Test::HasFatalFailure()) return;
   }
   EXPECT_EQ(fast > 0, HasInputGradientTiles(args));
-  expect("chosen", Run(args, {}));
+  expect("chosen", Run(args, OnH200()));
 }
 
 using GradientTest = testing_support::GpuTest;
@@ -267,15 +268,15 @@ void ExpectWeightGradient(const WeightCase& c, const std::vector<float>& expecte
     for (int split = 1; split <= packs; split *= 2) {
       ProductSchedule with_split = *schedule;
       with_split.split = split;
-      fast += expect(Describe(with_split), WorkspaceBytesAs(with_split, args),
+      fast += expect(Describe(with_split), WorkspaceBytesAs(kH200, with_split, args),
                      [&](std::byte* workspace) {
-                       return LaunchWeightGradientAs(with_split, args, workspace, {});
+                       return LaunchWeightGradientAs(with_split, args, workspace, OnH200());
                      });
     }
   }
   EXPECT_EQ(fast > 0, HasWeightGradientTiles(args));
   const testing_support::Workspace workspace;
-  EXPECT_TRUE(expect("chosen", 0, [&](std::byte*) { return Run(args, workspace.On({})); }));
+  EXPECT_TRUE(expect("chosen", 0, [&](std::byte*) { return Run(args, workspace.On(OnH200())); }));
   EXPECT_TRUE(workspace.GuardsIntact());
 }
 

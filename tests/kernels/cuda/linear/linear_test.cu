@@ -25,6 +25,7 @@ using contract::LeafSum;
 using testing_support::DeviceBuffer;
 using testing_support::Family;
 using testing_support::kFamilies;
+using testing_support::OnH200;
 using testing_support::PackedWeight;
 using testing_support::Random;
 using testing_support::RandomBf16;
@@ -219,7 +220,7 @@ bool Usable(const LinearSchedule& schedule, const LinearShape& shape, bool mappa
   const bool clusters =
       (schedule.kind == Kind::kStream && schedule.stream.leaves < shape.num_leaves) ||
       (schedule.kind == Kind::kTile && schedule.tile.split > 1);
-  return CheckSchedule(kH200, schedule, shape, mappable).ok() && !(clusters && WithoutClusters());
+  return CheckSchedule(schedule, shape, mappable).ok() && !(clusters && WithoutClusters());
 }
 
 std::vector<LinearSchedule> Tiles(const LinearShape& shape, bool mappable) {
@@ -285,7 +286,7 @@ void ExpectCpuBits(const Problem& p, const std::vector<LinearSchedule>& schedule
   for (const LinearSchedule& schedule : schedules) {
     SCOPED_TRACE(absl::StrCat(Describe(schedule), ": ", Describe(p)));
     device.Poison();
-    const absl::Status status = LaunchLinearAs(schedule, device.Args(), {});
+    const absl::Status status = LaunchLinearAs(schedule, device.Args(), OnH200());
     ASSERT_TRUE(status.ok()) << status.message();
     ++launches;
     ASSERT_TRUE(SameBits(device.Read(), expected, p.columns()));
@@ -470,7 +471,7 @@ TEST_F(LinearTest, CancellingLeavesTellChainFromTree) {
   Random random(7);
   OnDevice device(p);
   for (const LinearSchedule& schedule : Schedules(p.shape, p.m, true, 20, random)) {
-    ASSERT_TRUE(LaunchLinearAs(schedule, device.Args(), {}).ok());
+    ASSERT_TRUE(LaunchLinearAs(schedule, device.Args(), OnH200()).ok());
     const Bits chain = device.Read();
     int64_t unequal = 0;
     for (size_t i = 0; i < chain.size(); ++i) unequal += chain[i] != tree[i];
@@ -518,7 +519,7 @@ class LayerChain {
       LinearArgs args = device->Args();
       args.x = x;
       x = args.bf16_out;
-      const Stream on = {.handle = stream};
+      const Stream on = OnH200(stream);
       const absl::Status status =
           forced == nullptr ? Run(args, on) : LaunchLinearAs(*forced, args, on);
       ASSERT_TRUE(status.ok()) << status.message();

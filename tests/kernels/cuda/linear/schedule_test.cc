@@ -7,7 +7,8 @@
 #include "common/base/round_up.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
-#include "kernels/cuda/device/device_traits.h"
+#include "kernels/cuda/device/card.h"
+#include "kernels/cuda/device/shared_memory.h"
 #include "kernels/cuda/linear/stream_plan.h"
 
 namespace isobit::cuda {
@@ -22,6 +23,16 @@ LinearShape ShapeOf(int64_t n, const contract::LeafPlan& plan, int size, LeafSum
   return shape;
 }
 
+TEST(CardTest, IsTheMeasuredOneOrAShareOfIt) {
+  EXPECT_EQ(CardWith(132), kH200);
+  const Card half = CardWith(66);
+  EXPECT_NE(half, kH200);
+  EXPECT_EQ(half.multiprocessors, 66);
+  EXPECT_EQ(half.ClustersAtOnce(1), 66);
+  EXPECT_EQ(half.ClustersAtOnce(4), 15);
+  EXPECT_EQ(CardWith(4).ClustersAtOnce(8), 1);
+}
+
 TEST(LinearScheduleTest, EveryChoiceIsValid) {
   for (const int64_t n : {1, 15, 64, 300, 768, 1024, 4096, 5120, 6144, 24576, 51200, 151936}) {
     for (const int64_t k : {1, 16, 100, 576, 1024, 4096, 12288, 25600}) {
@@ -33,7 +44,7 @@ TEST(LinearScheduleTest, EveryChoiceIsValid) {
             shape.gated = gated;
             for (const int64_t m : {1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 1000, 8192}) {
               const LinearSchedule schedule = ChooseLinear(kH200, shape, m, true);
-              EXPECT_TRUE(CheckSchedule(kH200, schedule, shape, true).ok())
+              EXPECT_TRUE(CheckSchedule(schedule, shape, true).ok())
                   << Describe(schedule) << ", n " << n << ", k " << k << ", m " << m;
               EXPECT_EQ(schedule.kind == LinearSchedule::Kind::kGeneral, shape.k == 0);
             }
@@ -47,13 +58,11 @@ TEST(LinearScheduleTest, EveryChoiceIsValid) {
 // Blocks that have all leaves are one, two or three for each of the card's multiprocessors.
 TEST(LinearScheduleTest, BlocksFollowTheCard) {
   const LinearShape shape = ShapeOf(24576, contract::PlanColumns(4096), 1, LeafSum::kChain);
-  DeviceTraits smaller = kH200;
-  smaller.multiprocessors = 114;
-  for (const DeviceTraits& card : {kH200, smaller}) {
+  for (const Card& card : {kH200, CardWith(114)}) {
     for (const int64_t m : {1, 8, 16, 32}) {
       const LinearSchedule schedule = ChooseLinear(card, shape, m, true);
       ASSERT_EQ(schedule.kind, LinearSchedule::Kind::kStream);
-      EXPECT_TRUE(CheckSchedule(card, schedule, shape, true).ok()) << Describe(schedule);
+      EXPECT_TRUE(CheckSchedule(schedule, shape, true).ok()) << Describe(schedule);
       EXPECT_GT(schedule.stream.blocks, 0) << Describe(schedule);
       EXPECT_EQ(schedule.stream.blocks % card.multiprocessors, 0) << Describe(schedule);
     }
@@ -72,12 +81,10 @@ TEST(LinearScheduleTest, LongPassesOfFewRowsSpreadBesideOthers) {
     const LinearSchedule second = ChooseLinear(kH200, down, m, true);
     ASSERT_EQ(first.kind, LinearSchedule::Kind::kStream);
     ASSERT_EQ(second.kind, LinearSchedule::Kind::kStream);
-    const int64_t first_bytes =
-        StreamSharedBytes(first.stream, gate_up) + kH200.reserved_shared_bytes;
-    const int64_t second_bytes =
-        StreamSharedBytes(second.stream, down) + kH200.reserved_shared_bytes;
-    EXPECT_GT(2 * second_bytes, kH200.shared_bytes) << Describe(second);
-    EXPECT_LE(first_bytes + second_bytes, kH200.shared_bytes)
+    const int64_t first_bytes = StreamSharedBytes(first.stream, gate_up) + kReservedSharedBytes;
+    const int64_t second_bytes = StreamSharedBytes(second.stream, down) + kReservedSharedBytes;
+    EXPECT_GT(2 * second_bytes, kMultiprocessorSharedBytes) << Describe(second);
+    EXPECT_LE(first_bytes + second_bytes, kMultiprocessorSharedBytes)
         << Describe(first) << ", " << Describe(second);
   }
 }
@@ -97,7 +104,7 @@ TEST(LinearScheduleTest, SumsThatTravelLeaveInSeveralWaves) {
 TEST(LinearScheduleTest, WhatHasNoTensorMapIsGeneral) {
   const LinearShape shape = ShapeOf(64, contract::PlanColumns(1024), 1, LeafSum::kChain);
   EXPECT_EQ(ChooseLinear(kH200, shape, 1, false).kind, LinearSchedule::Kind::kGeneral);
-  EXPECT_FALSE(CheckSchedule(kH200, ChooseLinear(kH200, shape, 1, true), shape, false).ok());
+  EXPECT_FALSE(CheckSchedule(ChooseLinear(kH200, shape, 1, true), shape, false).ok());
 }
 
 TEST(LinearScheduleTest, LeavesThatEndInsideAStepAreGeneral) {
@@ -115,16 +122,16 @@ TEST(LinearScheduleTest, RefusesWhatCannotRun) {
   const LinearSchedule good = ChooseLinear(kH200, shape, 1, true);
   LinearSchedule bad = good;
   bad.stream.columns = 12;
-  EXPECT_FALSE(CheckSchedule(kH200, bad, shape, true).ok());
+  EXPECT_FALSE(CheckSchedule(bad, shape, true).ok());
   bad = good;
   bad.stream.rows = 24;
-  EXPECT_FALSE(CheckSchedule(kH200, bad, shape, true).ok());
+  EXPECT_FALSE(CheckSchedule(bad, shape, true).ok());
   bad = good;
   bad.stream.leaves = 3;
-  EXPECT_FALSE(CheckSchedule(kH200, bad, shape, true).ok());
+  EXPECT_FALSE(CheckSchedule(bad, shape, true).ok());
   bad = good;
   bad.stream.stages = 200;
-  EXPECT_FALSE(CheckSchedule(kH200, bad, shape, true).ok());
+  EXPECT_FALSE(CheckSchedule(bad, shape, true).ok());
 }
 
 }  // namespace

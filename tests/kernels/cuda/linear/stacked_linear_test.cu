@@ -21,6 +21,7 @@ using testing_support::Family;
 using testing_support::HostMatrix;
 using testing_support::kFamilies;
 using testing_support::List;
+using testing_support::OnH200;
 using testing_support::PackedWeight;
 using testing_support::ProductCpu;
 using testing_support::Random;
@@ -171,19 +172,19 @@ void ExpectBits(const Case& c) {
     ASSERT_TRUE(y.GuardsIntact());
     y.Poison();
   };
-  expect("slow kernel", LaunchGeneralStackedLinear(args, {}));
+  expect("slow kernel", LaunchGeneralStackedLinear(args, OnH200()));
   for (const ProductSchedule& tile : kChainTiles) {
     if (tile.cluster > 1 && std::getenv("ISOBIT_TEST_WITHOUT_CLUSTERS") != nullptr) continue;
-    const absl::Status status = LaunchStackedLinearAs(tile, args, {});
+    const absl::Status status = LaunchStackedLinearAs(tile, args, OnH200());
     if (absl::IsInvalidArgument(status)) continue;
     expect(absl::StrCat(tile.columns, " columns, cluster ", tile.cluster), status);
     if (testing::Test::HasFatalFailure()) return;
   }
-  expect("chosen", Run(args, {}));
+  expect("chosen", Run(args, OnH200()));
   if constexpr (sizeof(T) == 2) {
     if (c.residual.empty()) return;
     args.bf16_out = residual.data();  // in place
-    ASSERT_TRUE(Run(args, {}).ok());
+    ASSERT_TRUE(Run(args, OnH200()).ok());
     const Bits bits = BitsOf(residual.CopyOut());
     EXPECT_TRUE(SameBits(std::span<const uint32_t>(bits), std::span<const uint32_t>(expected)));
   }

@@ -29,6 +29,7 @@ using testing_support::kLogitKinds;
 using testing_support::Logits;
 using testing_support::LogProbCase;
 using testing_support::MakeLogits;
+using testing_support::OnH200;
 using testing_support::Pick;
 using testing_support::Random;
 using testing_support::RandomLogProbCase;
@@ -71,7 +72,7 @@ class LogProbsTest : public testing::Test {
   std::vector<RowBits> RunGpu(const std::vector<LogProbCase>& requests, int64_t gap = 0) {
     const DeviceLogits logits(requests, gap);
     return RunLogProbs(requests, logits.data(), logits.ld(),
-                       [this](const LogProbsArgs& args) { return transfer_.Run(args, Stream{}); });
+                       [this](const LogProbsArgs& args) { return transfer_.Run(args, OnH200()); });
   }
 
   void ExpectCpuBits(const std::vector<LogProbCase>& requests, int64_t gap = 0) {
@@ -120,13 +121,13 @@ class LogProbsTest : public testing::Test {
         LogProbsArgs mine = args;
         mine.logits = logits[r]->data();
         mine.ld = logits[r]->ld();
-        ISOBIT_ASSIGN_OR_RETURN(sent, transfers[r].Send(mine, nullptr, Stream{}));
+        ISOBIT_ASSIGN_OR_RETURN(sent, transfers[r].Send(mine, nullptr, OnH200()));
         ISOBIT_RETURN_IF_ERROR(LaunchRangeResults(
             sent, {.first = static_cast<int>(r * each), .count = static_cast<int>(each)},
-            reinterpret_cast<std::byte*>(buffers[r]->data()), Stream{}));
+            reinterpret_cast<std::byte*>(buffers[r]->data()), OnH200()));
       }
-      ISOBIT_RETURN_IF_ERROR(LaunchJoinLogProbs(sent, results, Stream{}));
-      ISOBIT_RETURN_IF_ERROR(transfers.back().Fetch(args, Stream{}));
+      ISOBIT_RETURN_IF_ERROR(LaunchJoinLogProbs(sent, results, OnH200()));
+      ISOBIT_RETURN_IF_ERROR(transfers.back().Fetch(args, OnH200()));
       ISOBIT_CHECK_CUDA(cudaDeviceSynchronize());
       transfers.back().Read(args);
       return absl::OkStatus();
@@ -270,11 +271,11 @@ TEST_F(LogProbsTest, RejectsWhatItCannotHold) {
   LogProbResult result;
   LogProbsArgs args = {.requests = &request, .results = &result, .num_rows = 1, .vocab = 5000};
   request.top_logprobs = kMaxTopLogProbs + 1;
-  EXPECT_EQ(transfer_.Run(args, Stream{}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(transfer_.Run(args, OnH200()).code(), absl::StatusCode::kInvalidArgument);
   request.top_logprobs = 0;
   args.vocab = kMaxDeviceVocab + 1;
-  EXPECT_EQ(transfer_.Run(args, Stream{}).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(transfer_.Run({.vocab = 5000}, Stream{}).ok());
+  EXPECT_EQ(transfer_.Run(args, OnH200()).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(transfer_.Run({.vocab = 5000}, OnH200()).ok());
 }
 
 // ---- The device interface
@@ -388,7 +389,7 @@ using DeviceLogProbsTest = testing_support::GpuTest;
 TEST_F(DeviceLogProbsTest, MixedBatchesOfManySizes) {
   for (const int64_t rows : {1, 2, 7, Scaled(33), Scaled(150)}) {
     Batch batch(rows, 20 + static_cast<uint64_t>(rows));
-    ASSERT_TRUE(LaunchLogProbs(batch.Args(), Stream{}).ok());
+    ASSERT_TRUE(LaunchLogProbs(batch.Args(), OnH200()).ok());
     batch.ExpectCpuBits();
   }
 }
@@ -399,8 +400,8 @@ TEST_F(DeviceLogProbsTest, WorkspaceServesBatchesOfOtherSizes) {
   for (int round = 0; round < 3; ++round) {
     DeviceLogProbs args = small.Args();
     args.workspace = large.Args().workspace;
-    ASSERT_TRUE(LaunchLogProbs(args, Stream{}).ok());
-    ASSERT_TRUE(LaunchLogProbs(large.Args(), Stream{}).ok());
+    ASSERT_TRUE(LaunchLogProbs(args, OnH200()).ok());
+    ASSERT_TRUE(LaunchLogProbs(large.Args(), OnH200()).ok());
   }
   small.ExpectCpuBits();
   large.ExpectCpuBits();
@@ -418,7 +419,7 @@ TEST_F(DeviceLogProbsTest, RepeatedRunsOnSeveralStreams) {
   for (int round = 0; round < Scaled(50); ++round) {
     for (int i = 0; i < kStreams; ++i) {
       ASSERT_TRUE(LaunchLogProbs(batches[static_cast<size_t>(i)]->Args(),
-                                 Stream{streams[i], round % 2 == 0})
+                                 OnH200(streams[i], round % 2 == 0))
                       .ok());
     }
   }
@@ -435,8 +436,8 @@ TEST_F(DeviceLogProbsTest, ReplayedGraphReadsWhatTheArraysHoldThen) {
   cudaGraphExec_t exec;
   ISOBIT_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   ISOBIT_CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  ASSERT_TRUE(LaunchLogProbs(batch.Args(), Stream{stream}).ok());
-  ASSERT_TRUE(LaunchLogProbs(batch.Args(), Stream{stream}).ok());
+  ASSERT_TRUE(LaunchLogProbs(batch.Args(), OnH200(stream)).ok());
+  ASSERT_TRUE(LaunchLogProbs(batch.Args(), OnH200(stream)).ok());
   ISOBIT_CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
   ISOBIT_CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
   for (int round = 0; round < Scaled(4); ++round) {
