@@ -7,6 +7,7 @@
 #include "common/base/status_macros.h"
 #include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/device/tensor_map.h"
+#include "kernels/cuda/linear/find_kernel.h"
 #include "kernels/cuda/linear/general_product.h"
 #include "kernels/cuda/linear/input_gradient.h"
 #include "kernels/cuda/linear/product.cuh"
@@ -93,24 +94,24 @@ struct InputGradientWork {
   }
 };
 
-using LaunchFn = absl::Status (*)(const InputGradientWork&, const Stream&);
-
 template <int kColumns, bool kRagged, int kCluster>
-constexpr LaunchFn kLaunch =
-    tile::LaunchChains<tile::ProductTraits<InputGradientWork, kColumns, kRagged, kCluster>>;
+using Traits = tile::ProductTraits<InputGradientWork, kColumns, kRagged, kCluster>;
 
-LaunchFn FindKernel(const ProductSchedule& schedule, bool ragged) {
-  if (schedule.split != 1) return nullptr;
-  switch (1000 * schedule.cluster + schedule.columns) {
-    case 1064:
-      return ragged ? kLaunch<64, true, 1> : kLaunch<64, false, 1>;
-    case 1128:
-      return ragged ? nullptr : kLaunch<128, false, 1>;
-    case 2256:
-      return ragged ? nullptr : kLaunch<256, false, 2>;
-    default:
-      return nullptr;
+struct Kernels {
+  using LaunchFn = absl::Status (*)(const InputGradientWork&, const Stream&);
+  template <size_t kIndex>
+  static constexpr LaunchFn Launcher() {
+    constexpr ProductSchedule schedule = kInputGradientTiles[kIndex];
+    return tile::LaunchChains<Traits<schedule.columns, false, schedule.cluster>>;
   }
+};
+
+constexpr ProductSchedule kRaggedTile = {64, 1};
+
+// Null: there is no such kernel. `ragged`: IsRagged.
+Kernels::LaunchFn FindTile(const ProductSchedule& schedule, bool ragged) {
+  if (!ragged) return FindKernel<kInputGradientTiles, Kernels>(schedule);
+  return schedule == kRaggedTile ? tile::LaunchChains<Traits<64, true, 1>> : nullptr;
 }
 
 // Whether a part other than the last ends inside a block of 64.
@@ -139,7 +140,7 @@ bool HasInputGradientTiles(const InputGradientArgs& args) {
 absl::Status LaunchInputGradientAs(const ProductSchedule& schedule, const InputGradientArgs& args,
                                    const Stream& stream) {
   const StackedWeight& weight = args.weight;
-  const LaunchFn launch = FindKernel(schedule, IsRagged(weight));
+  const Kernels::LaunchFn launch = FindTile(schedule, IsRagged(weight));
   if (launch == nullptr || !HasInputGradientTiles(args)) {
     return absl::InvalidArgumentError(
         absl::StrCat("no kernel of ", schedule.columns, " columns, cluster ", schedule.cluster,
@@ -197,7 +198,7 @@ absl::Status Run(const InputGradientArgs& args, const Stream& stream) {
   const StackedWeight& weight = args.weight;
   if (args.m == 0 || weight.columns == 0) return absl::OkStatus();
   if (!HasInputGradientTiles(args)) return LaunchGeneralInputGradient(args, stream);
-  if (IsRagged(weight)) return LaunchInputGradientAs({.columns = 64}, args, stream);
+  if (IsRagged(weight)) return LaunchInputGradientAs(kRaggedTile, args, stream);
   const ProductShape shape = {.row_tiles = CeilDiv(args.m, 128),
                               .columns = {weight.columns},
                               .blocks = CeilDiv(weight.n(), kBlockColumns)};

@@ -5,6 +5,7 @@
 
 #include "kernels/contract/portable.h"
 #include "kernels/cuda/linear/product.cuh"
+#include "kernels/cuda/linear/product_schedule.h"
 #include "kernels/cuda/linear/tile_persistent.cuh"
 #include "kernels/ops/linear.h"
 
@@ -170,9 +171,14 @@ using TreeWork = MappedWork<Sums::kTree8>;
 template <class Work>
 using MappedLaunchFn = absl::Status (*)(const Work& work, const Stream& stream);
 
+// The only tile of leaves that are not uniform.
+inline constexpr ProductSchedule kRaggedProduct = {128, 1};
+
 // Null: there is no such kernel. `ragged`: the leaves are not uniform (LeafBlocks).
-MappedLaunchFn<ChainWork> FindMapped(const ChainWork& work, int columns, int cluster, bool ragged);
-MappedLaunchFn<TreeWork> FindMapped(const TreeWork& work, int columns, int cluster, bool ragged);
+MappedLaunchFn<ChainWork> FindMapped(const ChainWork& work, const ProductSchedule& schedule,
+                                     bool ragged);
+MappedLaunchFn<TreeWork> FindMapped(const TreeWork& work, const ProductSchedule& schedule,
+                                    bool ragged);
 
 }  // namespace isobit::cuda::tile
 

@@ -1,27 +1,25 @@
 // The tiles of row-major layers whose leaves add in a tree of 8.
+#include "kernels/cuda/linear/find_kernel.h"
 #include "kernels/cuda/linear/mapped.cuh"
+#include "kernels/cuda/linear/product_schedule.h"
 
 namespace isobit::cuda::tile {
 namespace {
 
-template <int kColumns, bool kRagged, int kCluster>
-constexpr MappedLaunchFn<TreeWork> kLaunch =
-    LaunchChains<ProductTraits<TreeWork, kColumns, kRagged, kCluster>>;
+struct Kernels {
+  using LaunchFn = MappedLaunchFn<TreeWork>;
+  template <size_t kIndex>
+  static constexpr LaunchFn Launcher() {
+    constexpr ProductSchedule schedule = kTreeTiles[kIndex];
+    return LaunchChains<ProductTraits<TreeWork, schedule.columns, false, schedule.cluster>>;
+  }
+};
 
 }  // namespace
 
-MappedLaunchFn<TreeWork> FindMapped(const TreeWork&, int columns, int cluster, bool ragged) {
-  if (ragged) return columns == 128 && cluster == 1 ? kLaunch<128, true, 1> : nullptr;
-  switch (1000 * cluster + columns) {
-    case 1064:
-      return kLaunch<64, false, 1>;
-    case 1128:
-      return kLaunch<128, false, 1>;
-    case 2128:
-      return kLaunch<128, false, 2>;
-    default:
-      return nullptr;
-  }
+MappedLaunchFn<TreeWork> FindMapped(const TreeWork&, const ProductSchedule& schedule, bool ragged) {
+  if (!ragged) return FindKernel<kTreeTiles, Kernels>(schedule);
+  return schedule == kRaggedProduct ? LaunchChains<ProductTraits<TreeWork, 128, true, 1>> : nullptr;
 }
 
 }  // namespace isobit::cuda::tile

@@ -38,7 +38,7 @@ bool HasTiles(const StackedLinearArgs& args, const LinearShape& shape) {
 ProductSchedule ScheduleOf(const Card& card, const StackedLinearArgs& args,
                            const LinearShape& shape) {
   const LeafBlocks leaves = BlocksOf(shape);
-  if (!leaves.uniform) return {.columns = 128};
+  if (!leaves.uniform) return tile::kRaggedProduct;
   ProductShape product = {.row_tiles = CeilDiv(args.m, 128), .blocks = leaves.num_blocks()};
   std::ranges::copy(args.weight.rows, product.columns);
   return shape.sum == contract::LeafSum::kChain ? ChooseProduct(card, product, kChainTiles)
@@ -71,8 +71,7 @@ absl::Status LaunchTiles(const ProductSchedule& schedule, const StackedLinearArg
   const int columns = schedule.columns;
   Work work;
   work.leaves = BlocksOf(shape);
-  const tile::MappedLaunchFn<Work> launch =
-      FindMapped(work, columns, schedule.cluster, !work.leaves.uniform);
+  const tile::MappedLaunchFn<Work> launch = FindMapped(work, schedule, !work.leaves.uniform);
   if (launch == nullptr || !HasTiles(args, shape)) {
     return absl::InvalidArgumentError(
         absl::StrCat("no kernel of ", columns, " columns, cluster ", schedule.cluster,

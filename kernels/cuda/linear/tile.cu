@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "kernels/cuda/device/tensor_map.h"
@@ -11,6 +12,7 @@
 #include "kernels/cuda/linear/tile.h"
 #include "kernels/cuda/linear/tile_cost.h"
 #include "kernels/cuda/linear/tile_kernels.h"
+#include "kernels/cuda/linear/tile_table.h"
 #include "kernels/ops/linear.h"
 
 namespace isobit::cuda {
@@ -18,19 +20,45 @@ namespace {
 
 using tile::LaunchFn;
 
-LaunchFn FindKernel(const LinearShape& shape, const LeafBlocks& leaves,
-                    const TileSchedule& schedule) {
-  const bool tree = shape.sum == contract::LeafSum::kTree && shape.num_leaves > 2;
+bool AddsInTree(const LinearShape& shape, bool split) {
+  return shape.sum == contract::LeafSum::kTree && (split || shape.num_leaves > 2);
+}
+
+LaunchFn FindTile(const LinearShape& shape, const LeafBlocks& leaves,
+                  const TileSchedule& schedule) {
   // A consumer stores whole pairs of gates and ups.
   const int stored = schedule.columns / schedule.split / (schedule.rows == 64 ? 2 : 1);
   if (shape.gated && stored % (2 * kGateRows) != 0) return nullptr;
+  const bool tree = AddsInTree(shape, schedule.split > 1);
   if (schedule.split == 1) {
     return tree ? tile::FindPersistentTree(shape.num_leaves, schedule, !leaves.uniform)
                 : tile::FindPersistentChain(schedule, !leaves.uniform);
   }
   if (!leaves.uniform || shape.num_leaves % schedule.split != 0) return nullptr;
-  return shape.sum == contract::LeafSum::kTree ? tile::FindSplitTree(schedule)
-                                               : tile::FindSplitChain(schedule);
+  return tree ? tile::FindSplitTree(schedule) : tile::FindSplitChain(schedule);
+}
+
+// The table's tiles that the shape can have.
+std::vector<Tile> TilesOf(const LinearShape& shape) {
+  std::vector<Tile> tiles;
+  if (shape.k == 0 || !WholeSteps(shape)) return tiles;
+  const LeafBlocks leaves = BlocksOf(shape);
+  const auto add = [&](absl::Span<const Tile> from) {
+    for (const Tile& tile : from) {
+      if (FindTile(shape, leaves, tile.schedule) != nullptr) tiles.push_back(tile);
+    }
+  };
+  if (AddsInTree(shape, false)) {
+    add(kPersistentTreeTiles);
+  } else {
+    add(kPersistentChainTiles);
+  }
+  if (AddsInTree(shape, true)) {
+    add(kSplitTreeTiles);
+  } else {
+    add(kSplitChainTiles);
+  }
+  return tiles;
 }
 
 }  // namespace
@@ -42,10 +70,10 @@ double PushTime(const LinearArgs& args) {
 TileSchedule ChooseTile(const Card& card, const LinearShape& shape, int64_t m, double push_us) {
   TileSchedule best;
   double best_time = std::numeric_limits<double>::infinity();
-  for (const TileSchedule& schedule : TileSchedules(shape)) {
-    const double time = ExpectedTime(card, shape, m, schedule, push_us);
+  for (const Tile& tile : TilesOf(shape)) {
+    const double time = ExpectedTime(card, shape, m, tile, push_us);
     if (time < best_time) {
-      best = schedule;
+      best = tile.schedule;
       best_time = time;
     }
   }
@@ -54,16 +82,7 @@ TileSchedule ChooseTile(const Card& card, const LinearShape& shape, int64_t m, d
 
 std::vector<TileSchedule> TileSchedules(const LinearShape& shape) {
   std::vector<TileSchedule> schedules;
-  if (shape.k == 0 || !WholeSteps(shape)) return schedules;
-  const LeafBlocks leaves = BlocksOf(shape);
-  for (const int rows : {64, 128}) {
-    for (const int split : {1, 2, 4, 8}) {
-      for (const int columns : {48, 64, 80, 96, 128, 144, 160, 192, 208}) {
-        const TileSchedule schedule = {rows, columns, split};
-        if (FindKernel(shape, leaves, schedule) != nullptr) schedules.push_back(schedule);
-      }
-    }
-  }
+  for (const Tile& tile : TilesOf(shape)) schedules.push_back(tile.schedule);
   return schedules;
 }
 
@@ -72,7 +91,7 @@ absl::Status LaunchTileLinear(const LinearArgs& args, const TileSchedule& schedu
   const LinearShape& shape = args.weight.shape;
   tile::Work work;
   work.leaves = BlocksOf(shape);
-  const LaunchFn launch = FindKernel(shape, work.leaves, schedule);
+  const LaunchFn launch = FindTile(shape, work.leaves, schedule);
   if (launch == nullptr || shape.k == 0 || !WholeSteps(shape) || !Mappable(args.x, args.ldx)) {
     return absl::InvalidArgumentError(
         absl::StrCat("no tile kernel of ", schedule.rows, " rows, ", schedule.columns,

@@ -6,16 +6,16 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/card.h"
-#include "kernels/cuda/linear/tile.h"
+#include "kernels/cuda/linear/tile_table.h"
 #include "kernels/ops/linear_shape.h"
 
 namespace isobit::cuda {
 
-// Microseconds for m rows, from measurements on an H200; infinite for a schedule that was not
-// measured. push_us: the time that pushed sums take to other ranks, 0 without push; the result then
-// includes the time until they have arrived.
-double ExpectedTime(const Card& card, const LinearShape& shape, int64_t m,
-                    const TileSchedule& schedule, double push_us);
+// Microseconds for m rows; infinite for a tile that was not measured. push_us: the time that pushed
+// sums take to other ranks, 0 without push; the result then includes the time until they have
+// arrived.
+double ExpectedTime(const Card& card, const LinearShape& shape, int64_t m, const Tile& tile,
+                    double push_us);
 
 }  // namespace isobit::cuda
 

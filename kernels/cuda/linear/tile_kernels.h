@@ -12,8 +12,10 @@ struct Work;
 
 using LaunchFn = absl::Status (*)(const Work& work, const Stream& stream);
 
-// Null: there is no such kernel. FindPersistent: for split 1; FindSplit: for larger ones. `ragged`:
-// the leaves are not uniform.
+// The only tile of leaves that are not uniform (`ragged`).
+inline constexpr TileSchedule kRaggedTile = {128, 128, 1};
+
+// Null: there is no such kernel. FindPersistent: for split 1; FindSplit: for larger ones.
 LaunchFn FindPersistentChain(const TileSchedule& schedule, bool ragged);
 LaunchFn FindPersistentTree(int num_leaves, const TileSchedule& schedule, bool ragged);
 LaunchFn FindSplitChain(const TileSchedule& schedule);

@@ -1,21 +1,27 @@
 // The persistent tile kernels of layers whose leaves add in a tree of 4 or 8.
+#include "kernels/cuda/linear/find_kernel.h"
 #include "kernels/cuda/linear/tile_kernels.h"
 #include "kernels/cuda/linear/tile_persistent.cuh"
+#include "kernels/cuda/linear/tile_table.h"
 
 namespace isobit::cuda::tile {
 namespace {
 
 template <Sums kSums>
+struct Kernels {
+  using LaunchFn = tile::LaunchFn;
+  template <size_t kIndex>
+  static constexpr LaunchFn Launcher() {
+    constexpr TileSchedule tile = kPersistentTreeTiles[kIndex].schedule;
+    return LaunchPersistent<PersistentTraits<tile.rows, tile.columns, kSums, false>>;
+  }
+};
+
+template <Sums kSums>
 LaunchFn Find(const TileSchedule& schedule, bool ragged) {
-  if (schedule.rows != 128) return nullptr;
-  if (schedule.columns == 128) {
-    return ragged ? LaunchPersistent<PersistentTraits<128, 128, kSums, true>>
-                  : LaunchPersistent<PersistentTraits<128, 128, kSums, false>>;
-  }
-  if (schedule.columns == 64 && !ragged) {
-    return LaunchPersistent<PersistentTraits<128, 64, kSums, false>>;
-  }
-  return nullptr;
+  if (!ragged) return FindKernel<kPersistentTreeTiles, Kernels<kSums>>(schedule);
+  return schedule == kRaggedTile ? LaunchPersistent<PersistentTraits<128, 128, kSums, true>>
+                                 : nullptr;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "common/base/status_macros.h"
 #include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/device/tensor_map.h"
+#include "kernels/cuda/linear/find_kernel.h"
 #include "kernels/cuda/linear/general_product.h"
 #include "kernels/cuda/linear/weight_gradient.cuh"
 #include "kernels/cuda/linear/weight_gradient.h"
@@ -18,26 +19,20 @@ namespace {
 
 using tile::kMaxPacks;
 
-using LaunchFn = absl::Status (*)(const tile::WeightGradientWork&, const Stream&);
-
-template <int kColumns, int kCluster>
-constexpr LaunchFn kLaunch =
-    tile::LaunchChains<tile::ProductTraits<tile::WeightGradientWork, kColumns, false, kCluster>>;
-
-// Null: there is no such kernel.
-LaunchFn FindKernel(int columns, int cluster) {
-  switch (1000 * cluster + columns) {
-    case 1064:
-      return kLaunch<64, 1>;
-    case 1128:
-      return kLaunch<128, 1>;
-    case 1192:
-      return kLaunch<192, 1>;
-    case 2256:
-      return kLaunch<256, 2>;
-    default:
-      return nullptr;
+struct Kernels {
+  using LaunchFn = absl::Status (*)(const tile::WeightGradientWork&, const Stream&);
+  template <size_t kIndex>
+  static constexpr LaunchFn Launcher() {
+    constexpr ProductSchedule schedule = kWeightGradientTiles[kIndex];
+    return tile::LaunchChains<
+        tile::ProductTraits<tile::WeightGradientWork, schedule.columns, false, schedule.cluster>>;
   }
+};
+
+// Null: there is no such kernel. All splits have the same one.
+Kernels::LaunchFn FindTile(ProductSchedule schedule) {
+  schedule.split = 1;
+  return FindKernel<kWeightGradientTiles, Kernels>(schedule);
 }
 
 constexpr int kTreeThreads = 256;
@@ -173,7 +168,7 @@ absl::Status LaunchTiles(const ProductSchedule& schedule, const WeightGradientAr
       work.parts.data[i] = group_sums + parts.first_row[i] * args.columns;
     }
   }
-  const LaunchFn launch = FindKernel(schedule.columns, schedule.cluster);
+  const Kernels::LaunchFn launch = FindTile(schedule);
   ISOBIT_RETURN_IF_ERROR(launch(work, stream));
   if (schedule.split == 1) return absl::OkStatus();
   const int64_t blocks = CeilDiv(RowsOf(args) * args.columns, kTreeThreads);
@@ -218,8 +213,8 @@ size_t WorkspaceBytesAs(const Card& card, const ProductSchedule& schedule,
 absl::Status LaunchWeightGradientAs(const ProductSchedule& schedule, const WeightGradientArgs& args,
                                     std::byte* workspace, const Stream& stream) {
   ISOBIT_RETURN_IF_ERROR(CheckPacks(args));
-  const bool exists = FindKernel(schedule.columns, schedule.cluster) != nullptr &&
-                      schedule.split >= 1 && PacksOf(args) % schedule.split == 0;
+  const bool exists =
+      FindTile(schedule) != nullptr && schedule.split >= 1 && PacksOf(args) % schedule.split == 0;
   if (!exists || !HasWeightGradientTiles(args)) {
     return absl::InvalidArgumentError(
         absl::StrCat("no kernel of ", schedule.columns, " columns, cluster ", schedule.cluster,
