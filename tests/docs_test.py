@@ -3,7 +3,8 @@
 Of every page, each relative link must lead to a file or folder, and its anchor to a heading. A page of
 docs/architecture names a file as `folder/file.cc`, from the root, and a function, type or constant as
 `folder/file.cc:Name`: the file must exist, and define or declare the name; a call or a comment is not enough.
-Of the C++ sources, comments may name a file with its folders, and a test as `SuiteTest.Name` or `SuiteTest.Na*`.
+Of the C++ sources, comments may name a file with its folders, and a test as `SuiteTest.Name` or
+`SuiteTest.Na*`.
 """
 
 import fnmatch

@@ -33,6 +33,7 @@
 #include "absl/time/time.h"
 #include "common/parallel/peer_group.h"
 #include "kernels/cuda/device/launch.h"
+#include "kernels/ops/linear.h"
 #include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
