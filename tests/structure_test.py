@@ -70,8 +70,6 @@ MAY_ASK_THE_WALL_CLOCK = {
     "common/access/audit_log.cc",
     "common/base/file_stamp.cc",
     "common/base/log.cc",
-    "common/access/audit_log.cc",
-    "common/base/file_stamp.cc",
     "rollout/service/vllm_service.cc",
     "trainer_bridge/comparator/history.cc",
     "trainer_bridge/comparator/history.h",
