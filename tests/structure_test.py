@@ -1,5 +1,5 @@
-"""Checks the structure: which folder may include and link which, which compiler flags never appear, and who
-may ask the wall clock.
+"""Checks the structure: which folder may include and link which, how long a chain of includes may be, which
+compiler flags never appear, and who may ask the wall clock.
 
 The rules are the table "Folders and who may include whom" in docs/architecture/README.md. Includes and the
 build's link lists must keep it. The table itself must have no cycle, and must not allow a lower folder to
@@ -82,6 +82,9 @@ TABLE = "## Folders and who may include whom"
 FLAG = re.compile(r"\bABSL_FLAG\((?:[^,<]|<[^>]*(?:<[^>]*>)?>)+,\s*(\w+)")
 LINKS = re.compile(r"\b(isobit_library|isobit_binary|target_link_libraries)\s*\(([^()]*)\)")
 
+# How many rooms (folders and single files directly inside a folder) one chain of includes may pass.
+LONGEST_CHAIN = {"rollout": 8}
+
 Table = dict[str, set[str]]
 
 
@@ -157,6 +160,57 @@ def include_breaches(root: Path, table: Table) -> list[str]:
     return breaches
 
 
+def included_files(root: Path) -> Table:
+    """The files of the project that each source includes."""
+    ours = tuple(f"{top}/" for top in SOURCE_FOLDERS)
+    return {
+        path.relative_to(root).as_posix(): {
+            included for included in INCLUDE.findall(path.read_text("utf-8")) if included.startswith(ours)
+        }
+        for path in sources(root)
+    }
+
+
+def circle_in(graph: Table) -> list[str]:
+    """One line, if some path through the graph leads back to its beginning."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [f"a circle: {' -> '.join(reversed(error.args[1]))}"]
+    return []
+
+
+def upward_includes(root: Path, table: Table) -> list[str]:
+    """One line for each include of a folder further down in the table: it lists folders from low to high."""
+    floor = {folder: number for number, folder in enumerate(table)}
+    return [
+        f"{name} includes {included}"
+        for name, all_included in included_files(root).items()
+        for included in sorted(all_included)
+        if floor.get(folder_of(included), 0) > floor.get(folder_of(name), len(floor))
+    ]
+
+
+def longest_chain(root: Path, top: str) -> list[str]:
+    """The rooms of the longest chain of includes inside the folder `top`, from high to low."""
+
+    def room_of(name: str) -> str:
+        return name.removeprefix(f"{top}/").partition("/")[0].partition(".")[0]
+
+    rooms: Table = {}
+    for name, included in included_files(root).items():
+        if name.startswith(f"{top}/"):
+            inside = {room_of(other) for other in included if other.startswith(f"{top}/")}
+            rooms.setdefault(room_of(name), set()).update(inside - {room_of(name)})
+    if circle := circle_in(rooms):
+        raise ValueError(circle[0])
+    chains: dict[str, list[str]] = {}
+    for room in TopologicalSorter(rooms).static_order():
+        below = max((chains[other] for other in rooms.get(room, ())), key=len, default=[])
+        chains[room] = [room, *below]
+    return max(chains.values(), key=len, default=[])
+
+
 def link_breaches(root: Path, table: Table) -> list[str]:
     """One line for each target that links a library that its folder may not include."""
     owner, links = {}, []
@@ -225,6 +279,17 @@ class RepositoryTest(unittest.TestCase):
         self.assertGreater(len(sources(ROOT)), 50)
         self.assertEqual(include_breaches(ROOT, self.table), [])
 
+    def test_no_include_runs_upward_or_in_a_circle(self):
+        self.assertEqual(upward_includes(ROOT, self.table), [])
+        self.assertEqual(circle_in(included_files(ROOT)), [])
+
+    def test_chains_of_includes_are_short(self):
+        for top, most in LONGEST_CHAIN.items():
+            chain = longest_chain(ROOT, top)
+            print(f"the longest chain of includes inside {top}/: {' -> '.join(chain)}")
+            self.assertLessEqual(len(chain), most, chain)
+            self.assertGreater(len(chain), 1)
+
     def test_no_link_list_crosses_a_wall(self):
         self.assertEqual(link_breaches(ROOT, self.table), [])
 
@@ -291,6 +356,30 @@ class ControlTest(unittest.TestCase):
         self.write("CMakeLists.txt", "add_compile_options(-ffp-contract=off -fno-fast-math)\n")
         self.assertEqual(include_breaches(self.root, self.table), [])
         self.assertEqual(link_breaches(self.root, self.table) + flag_breaches(self.root), [])
+
+    def test_upward_includes_and_circles_are_found(self):
+        self.write("rollout/schedule/a.h", '#include "rollout/guesses/b.h"\n')
+        self.write("rollout/guesses/b.h", '#include "rollout/schedule/c.h"\n')
+        self.write("rollout/schedule/c.h", "")
+        self.assertEqual(
+            upward_includes(self.root, self.table), ["rollout/schedule/a.h includes rollout/guesses/b.h"]
+        )
+        self.assertEqual(circle_in(included_files(self.root)), [], "of folders, not of files")
+        with self.assertRaisesRegex(ValueError, "a circle: "):
+            longest_chain(self.root, "rollout")
+        self.write("rollout/schedule/c.h", '#include "rollout/schedule/a.h"\n')
+        self.assertEqual(len(circle_in(included_files(self.root))), 1)
+
+    def test_long_chains_are_found(self):
+        most = LONGEST_CHAIN["rollout"]
+        for i in range(most):
+            self.write(f"rollout/room{i}/a.h", f'#include "rollout/room{i + 1}/a.h"\n')
+        self.assertEqual(len(longest_chain(self.root, "rollout")), most + 1)
+        self.write(f"rollout/room{most - 1}/a.h", "")
+        self.write("rollout/single.h", '#include "rollout/room0/a.h"\n')
+        self.write("rollout/single.cc", '#include "rollout/single.h"\n')
+        self.assertEqual(longest_chain(self.root, "rollout")[0], "single")
+        self.assertEqual(len(longest_chain(self.root, "rollout")), most + 1)
 
     def test_links_are_found(self):
         self.write("kernels/cuda/rows/CMakeLists.txt", "isobit_library(NAME rows SRCS a.cu DEPS base)\n")
