@@ -2,8 +2,8 @@
 #include "kernels/cuda/contrast_ops.h"
 
 #include "common/base/status_macros.h"
-#include "kernels/cuda/linear/packer.h"
 #include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/linear/packer.h"
 #include "kernels/cuda/vanilla/hop_reduce.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/reduce.h"

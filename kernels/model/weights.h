@@ -16,8 +16,8 @@
 #include "common/checkpoint/model_plan.h"
 #include "common/checkpoint/weight_reader.h"
 #include "kernels/device_packer.h"
-#include "kernels/ops/linear_shape.h"
 #include "kernels/model/rank_shape.h"
+#include "kernels/ops/linear_shape.h"
 #include "kernels/weight_packer.h"
 
 namespace isobit {

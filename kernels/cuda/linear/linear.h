@@ -9,8 +9,8 @@
 
 namespace isobit::cuda {
 
-// Linear (kernels/cuda/device/ops.h) with a given schedule, for tests and tuning. INVALID_ARGUMENT: the
-// schedule cannot compute these arguments (CheckSchedule).
+// Linear (kernels/cuda/device/ops.h) with a given schedule, for tests and tuning. INVALID_ARGUMENT:
+// the schedule cannot compute these arguments (CheckSchedule).
 absl::Status LaunchLinearAs(const LinearSchedule& schedule, const LinearArgs& args,
                             const Stream& stream);
 

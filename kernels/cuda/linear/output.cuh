@@ -11,8 +11,8 @@
 #include "kernels/cuda/device/partial_push.cuh"
 #include "kernels/cuda/device/swiglu.cuh"
 #include "kernels/cuda/linear/layout.h"
-#include "kernels/ops/linear_shape.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/linear_shape.h"
 
 namespace isobit::cuda {
 

@@ -9,8 +9,9 @@
 
 namespace isobit::cuda {
 
-// StackedLinear (kernels/cuda/device/ops.h) by tiles with a given schedule, whose split is 1, or by the
-// slow kernel; for tests and tuning. INVALID_ARGUMENT: there is no such kernel for these arguments.
+// StackedLinear (kernels/cuda/device/ops.h) by tiles with a given schedule, whose split is 1, or by
+// the slow kernel; for tests and tuning. INVALID_ARGUMENT: there is no such kernel for these
+// arguments.
 absl::Status LaunchStackedLinearAs(const ProductSchedule& schedule, const StackedLinearArgs& args,
                                    const Stream& stream);
 absl::Status LaunchGeneralStackedLinear(const StackedLinearArgs& args, const Stream& stream);

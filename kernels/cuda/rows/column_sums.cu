@@ -5,8 +5,8 @@
 #include "common/base/status_macros.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/rows/block_sums.h"
 #include "kernels/ops/linear.h"
 

@@ -6,8 +6,8 @@
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/ops/reduce.h"
 

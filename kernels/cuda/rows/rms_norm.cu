@@ -9,8 +9,8 @@
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/ops/rms_norm.h"
 

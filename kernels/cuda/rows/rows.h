@@ -20,8 +20,8 @@
 
 namespace isobit::cuda {
 
-// RMSNorm (kernels/cuda/device/ops.h) with a bf16 sum, [rows, hidden], instead of args.sum. Only for mode
-// vanilla.
+// RMSNorm (kernels/cuda/device/ops.h) with a bf16 sum, [rows, hidden], instead of args.sum. Only
+// for mode vanilla.
 absl::Status LaunchRmsNormOfBf16Sum(const RmsNormArgs& args, const Bf16* sum, const Stream& stream);
 // The same with the tree over the ranks' partial sums (C4), [rows, hidden] each, instead of
 // args.sum. partials: host memory that points to GPU memory of this device. INVALID_ARGUMENT:

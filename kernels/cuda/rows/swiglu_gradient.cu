@@ -4,9 +4,9 @@
 #include "kernels/contract/gradients.h"
 #include "kernels/cuda/device/alignment.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/device/row_columns.cuh"
 #include "kernels/cuda/device/swiglu.cuh"
-#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/rows/tiles.h"
 #include "kernels/ops/swiglu.h"
 

@@ -3,8 +3,8 @@
 
 #include "common/base/round_up.h"
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/linear/layout.h"
 #include "kernels/cuda/weights/weight_kernels.h"
 #include "kernels/ops/weight_sums.h"
 

@@ -16,8 +16,8 @@
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
 #include "kernels/contract/portable.h"
-#include "kernels/ops/linear_shape.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/linear_shape.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
 
