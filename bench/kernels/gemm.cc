@@ -14,6 +14,7 @@
 #include "bench/kernels/harness.h"
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
+#include "kernels/cuda/device/ops.h"
 #include "kernels/cuda/linear/linear.h"
 
 ABSL_FLAG(bool, schedules, false,

@@ -12,6 +12,7 @@
 #include "common/cuda/cuda_status.h"
 #include "kernels/contract/attention.h"
 #include "kernels/cuda/attention/training.h"
+#include "kernels/cuda/device/ops.h"
 
 namespace isobit::bench {
 namespace {

@@ -22,6 +22,10 @@
 #include "kernels/cuda/log_probs/log_probs.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/sequences.h"
+#include "kernels/ops/embedding.h"
+#include "kernels/ops/paged_kv.h"
+#include "kernels/ops/qkv.h"
+#include "kernels/ops/swiglu.h"
 
 namespace isobit::bench {
 namespace {

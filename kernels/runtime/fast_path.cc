@@ -36,7 +36,7 @@ absl::Status FastPath::Reserve(int64_t rows, const Transformer& other) {
   // What the product before SwiGLU takes.
   const int64_t columns = layout_.Bind(1, nullptr).linear(Role::kGateUp).shape.n;
   ISOBIT_RETURN_IF_ERROR(
-      ops_->resources()->ReserveScratch(static_cast<size_t>(rows * columns) * sizeof(Bf16)));
+      ops_->resources()->Scratch(static_cast<size_t>(rows * columns) * sizeof(Bf16)).status());
   transformer_.ShareMemory(other);
   return transformer_.Reserve(rows);
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
+#include "common/base/status_macros.h"
 #include "kernels/cuda/attention/decode.h"
 #include "kernels/cuda/attention/prefill.h"
 #include "kernels/cuda/device/ops.h"

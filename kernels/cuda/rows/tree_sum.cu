@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "common/base/round_up.h"
+#include "common/base/status_macros.h"
 #include "kernels/contract/portable.h"
 #include "kernels/contract/row_functions.h"
 #include "kernels/cuda/device/dependent_launch.cuh"

@@ -10,6 +10,7 @@
 #include "common/parallel/nccl_group.h"
 #include "kernels/all_reduce.h"
 #include "kernels/cuda/device/launch.h"
+#include "kernels/device.h"
 #include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {
