@@ -91,7 +91,7 @@ absl::Status CublasLinear::Run(const LinearArgs& args, Bf16* gate_up, const Stre
     return status;
   if (absl::Status status = LaunchAddBias(args, y, ldy, stream); !status.ok()) return status;
   if (!gated) return absl::OkStatus();
-  return Run(
+  return cuda::Run(
       SwiGluArgs{
           .gate_up = gate_up, .out = args.swiglu_out, .rows = args.m, .columns = shape.n / 2},
       stream);

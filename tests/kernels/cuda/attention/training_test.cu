@@ -173,7 +173,7 @@ Results RunDevice(const Case& c, int32_t at_a_time) {
   const TrainingAttentionArgs forward =
       ForwardArgs(c, q.data(), k.data(), v.data(), out.data(), log_sums.data(), bounds.data());
   const Stream stream = {.handle = nullptr, .dependent = false};
-  EXPECT_EQ(Run(forward, stream), absl::OkStatus());
+  EXPECT_EQ(cuda::Run(forward, stream), absl::OkStatus());
   const AttentionGradientArgs gradient = {
       .forward = forward, .dout = dout.data(), .dq = dq.data(), .dk = dk.data(), .dv = dv.data()};
   DeviceBuffer<std::byte> workspace(static_cast<int64_t>(WorkspaceFor(gradient, at_a_time)));
@@ -432,13 +432,13 @@ TEST(TrainingAttentionArguments, AreChecked) {
   const int32_t bounds[] = {0, 4};
   TrainingAttentionArgs args = {
       .rows = 4, .heads = 2, .kv_heads = 1, .head_dim = 20, .sequences = {.bounds = bounds}};
-  EXPECT_EQ(Run(args, {}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(cuda::Run(args, {}).code(), absl::StatusCode::kInvalidArgument);
   args.head_dim = 64;
   args.q = reinterpret_cast<const Bf16*>(8);
-  EXPECT_EQ(Run(args, {}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(cuda::Run(args, {}).code(), absl::StatusCode::kInvalidArgument);
   args.q = nullptr;
   args.rows = 3;
-  EXPECT_EQ(Run(args, {}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(cuda::Run(args, {}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(LaunchAttentionGradient({.forward = args}, {}, {}).code(),
             absl::StatusCode::kInvalidArgument);
   args.rows = 4;

@@ -311,17 +311,17 @@ std::vector<unsigned long long> ExpectedDigests(int ranks, const std::vector<int
                          partials[r]->data(), b.residual.data(), b.step.data(), r, ranks, n, 0u)
                       .ok());
     }
-    EXPECT_TRUE(Run(ReduceArgs{.partials = pointers.data(),
-                               .num_ranks = ranks,
-                               .begin = 0,
-                               .end = n,
-                               .count = n,
-                               .out = sum.data()},
-                    stream)
+    EXPECT_TRUE(cuda::Run(ReduceArgs{.partials = pointers.data(),
+                                     .num_ranks = ranks,
+                                     .begin = 0,
+                                     .end = n,
+                                     .count = n,
+                                     .out = sum.data()},
+                          stream)
                     .ok());
     RmsNormArgs norm = b.Norm(rows_now, hidden);
     norm.sum = sum.data();
-    EXPECT_TRUE(Run(norm, stream).ok());
+    EXPECT_TRUE(cuda::Run(norm, stream).ok());
     EXPECT_TRUE(b.Finish(static_cast<uint32_t>(n), stream).ok());
   }
   return b.digests.CopyOut();

@@ -254,18 +254,18 @@ std::vector<unsigned long long> ExpectedDigests(int ranks, int num_steps) {
       partials.push_back(of_rank[r]->partial[step % 2].data());
     }
     const int64_t n = RowsOf(step) * kHidden;
-    EXPECT_TRUE(Run(ReduceArgs{.partials = partials.data(),
-                               .num_ranks = ranks,
-                               .begin = 0,
-                               .end = n,
-                               .count = n,
-                               .out = sum.data()},
-                    stream)
+    EXPECT_TRUE(cuda::Run(ReduceArgs{.partials = partials.data(),
+                                     .num_ranks = ranks,
+                                     .begin = 0,
+                                     .end = n,
+                                     .count = n,
+                                     .out = sum.data()},
+                          stream)
                     .ok());
     RmsNormArgs norm = of_rank[0]->Norm(step);
     norm.sum = sum.data();
     norm.out = out.data();
-    EXPECT_TRUE(Run(norm, stream).ok());
+    EXPECT_TRUE(cuda::Run(norm, stream).ok());
     EXPECT_TRUE(b.Digest(step, out.data(), stream).ok());
   }
   return b.digests.CopyOut();

@@ -68,7 +68,7 @@ struct Layer {
                              .fp32_out = partial.data(),
                              .ldy = shape.n,
                              .push = push};
-    return schedule == nullptr ? Run(args, stream) : LaunchLinearAs(*schedule, args, stream);
+    return schedule == nullptr ? cuda::Run(args, stream) : LaunchLinearAs(*schedule, args, stream);
   }
   absl::Status Norm(PeerAllReduce& end, int64_t m, bool pushed, const Stream& stream) {
     return end.Norm(pushed ? nullptr : partial.data(),

@@ -70,7 +70,7 @@ TEST(LinearAccuracyTest, OurErrorIsNoLargerThanThatOfCublas) {
         y.Poison();
         shape.sum = sum;
         args.weight = {.shape = shape, .packed = packed.data()};
-        ASSERT_TRUE(Run(args, OnH200()).ok());
+        ASSERT_TRUE(cuda::Run(args, OnH200()).ok());
         const Deviation deviation = DeviationOfFp32(exact, y);
         ours_rms = std::max(ours_rms, deviation.rms);
         print(deviation);

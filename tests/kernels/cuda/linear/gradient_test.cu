@@ -148,7 +148,7 @@ void ExpectInputGradient(const InputCase& c) {
     if (testing::Test::HasFatalFailure()) return;
   }
   EXPECT_EQ(fast > 0, HasInputGradientTiles(args));
-  expect("chosen", Run(args, OnH200()));
+  expect("chosen", cuda::Run(args, OnH200()));
 }
 
 using GradientTest = testing_support::GpuTest;
@@ -276,7 +276,8 @@ void ExpectWeightGradient(const WeightCase& c, const std::vector<float>& expecte
   }
   EXPECT_EQ(fast > 0, HasWeightGradientTiles(args));
   const testing_support::Workspace workspace;
-  EXPECT_TRUE(expect("chosen", 0, [&](std::byte*) { return Run(args, workspace.On(OnH200())); }));
+  EXPECT_TRUE(
+      expect("chosen", 0, [&](std::byte*) { return cuda::Run(args, workspace.On(OnH200())); }));
   EXPECT_TRUE(workspace.GuardsIntact());
 }
 
@@ -321,11 +322,11 @@ TEST(GradientErrorTest, PacksAreAPowerOfTwo) {
   c.dy = {24, 8, 8};
   c.x = {24, 8, 8};
   WeightGradientArgs args = ArgsOf(c, nullptr, nullptr, nullptr);
-  EXPECT_TRUE(absl::IsInvalidArgument(Run(args, {})));
+  EXPECT_TRUE(absl::IsInvalidArgument(cuda::Run(args, {})));
   c.packs = {0, 8, 16};
   args = ArgsOf(c, nullptr, nullptr, nullptr);
   args.continues = true;
-  EXPECT_TRUE(absl::IsInvalidArgument(Run(args, {})));
+  EXPECT_TRUE(absl::IsInvalidArgument(cuda::Run(args, {})));
 }
 
 // A tile's box of dY may begin at multiples of 16 bytes only.

@@ -482,8 +482,8 @@ TEST_F(LinearTest, CancellingLeavesTellChainFromTree) {
 TEST_F(LinearTest, NothingToDo) {
   const LinearShape none = ShapeOf(0, contract::PlanColumns(64), 0, 1, LeafSum::kChain);
   const LinearShape some = ShapeOf(8, contract::PlanColumns(64), 0, 1, LeafSum::kChain);
-  EXPECT_TRUE(Run(LinearArgs{.m = 3, .weight = {.shape = none}}, {}).ok());
-  EXPECT_TRUE(Run(LinearArgs{.m = 0, .weight = {.shape = some}}, {}).ok());
+  EXPECT_TRUE(cuda::Run(LinearArgs{.m = 3, .weight = {.shape = none}}, {}).ok());
+  EXPECT_TRUE(cuda::Run(LinearArgs{.m = 0, .weight = {.shape = some}}, {}).ok());
 }
 
 // Layers whose outputs are the next layers' inputs, as dependent launches on two streams at once
@@ -521,7 +521,7 @@ class LayerChain {
       x = args.bf16_out;
       const Stream on = OnH200(stream);
       const absl::Status status =
-          forced == nullptr ? Run(args, on) : LaunchLinearAs(*forced, args, on);
+          forced == nullptr ? cuda::Run(args, on) : LaunchLinearAs(*forced, args, on);
       ASSERT_TRUE(status.ok()) << status.message();
     }
   }

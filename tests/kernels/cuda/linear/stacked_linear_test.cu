@@ -180,11 +180,11 @@ void ExpectBits(const Case& c) {
     expect(absl::StrCat(tile.columns, " columns, cluster ", tile.cluster), status);
     if (testing::Test::HasFatalFailure()) return;
   }
-  expect("chosen", Run(args, OnH200()));
+  expect("chosen", cuda::Run(args, OnH200()));
   if constexpr (sizeof(T) == 2) {
     if (c.residual.empty()) return;
     args.bf16_out = residual.data();  // in place
-    ASSERT_TRUE(Run(args, OnH200()).ok());
+    ASSERT_TRUE(cuda::Run(args, OnH200()).ok());
     const Bits bits = BitsOf(residual.CopyOut());
     EXPECT_TRUE(SameBits(std::span<const uint32_t>(bits), std::span<const uint32_t>(expected)));
   }

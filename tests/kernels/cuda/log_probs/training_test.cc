@@ -143,13 +143,13 @@ class TrainingLogProbsTest : public testing_support::GradientTest {
                                           t.with_entropies ? entropies.data() : nullptr,
                                           state.data()};
     const Workspace workspace;
-    EXPECT_TRUE(Run(forward, workspace.On(AnyStream())).ok());
-    EXPECT_TRUE(
-        Run(LogProbGradientArgs{logits.data(), t.rows(), t.vocab, targets.data(), sampling,
-                                state.data(), dlogprobs.data(),
-                                t.with_entropies ? dentropies.data() : nullptr, dlogits.data()},
-            AnyStream())
-            .ok());
+    EXPECT_TRUE(cuda::Run(forward, workspace.On(AnyStream())).ok());
+    EXPECT_TRUE(cuda::Run(LogProbGradientArgs{logits.data(), t.rows(), t.vocab, targets.data(),
+                                              sampling, state.data(), dlogprobs.data(),
+                                              t.with_entropies ? dentropies.data() : nullptr,
+                                              dlogits.data()},
+                          AnyStream())
+                    .ok());
     t.logprobs = logprobs.CopyOut();
     if (t.with_entropies) t.entropies = entropies.CopyOut();
     t.state = state.CopyOut();
@@ -267,7 +267,7 @@ TEST_F(TrainingLogProbsTest, RefusesAVocabularyThatItCannotHold) {
   args.vocab = kMaxDeviceVocab + 1;
   DeviceBuffer<int32_t> targets(std::vector<int32_t>{0});
   args.targets = targets.data();
-  EXPECT_EQ(Run(args, workspace.On({stream_})).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(cuda::Run(args, workspace.On({stream_})).code(), absl::StatusCode::kInvalidArgument);
 }
 
 class PolicyLossTest : public testing_support::GradientTest {};
@@ -308,7 +308,7 @@ TEST_F(PolicyLossTest, RandomTokens) {
     if (args.reference_logprobs != nullptr) args.reference_logprobs = device_reference.data();
     args.values = device_values.data();
     args.gradients = device_gradients.data();
-    ASSERT_TRUE(Run(args, AnyStream()).ok());
+    ASSERT_TRUE(cuda::Run(args, AnyStream()).ok());
     EXPECT_TRUE(SameNumbers(device_values.CopyOut(), values));
     EXPECT_TRUE(SameNumbers(device_gradients.CopyOut(), gradients));
     // Control: without the clipping.
@@ -356,11 +356,11 @@ TEST_F(PolicyLossTest, SpecialTokens) {
   args.old_logprobs = device_old.data();
   args.values = device_values.data();
   args.gradients = device_gradients.data();
-  ASSERT_TRUE(Run(args, AnyStream()).ok());
+  ASSERT_TRUE(cuda::Run(args, AnyStream()).ok());
   EXPECT_TRUE(SameNumbers(device_values.CopyOut(), values));
   EXPECT_TRUE(SameNumbers(device_gradients.CopyOut(), gradients));
   args.clip_low = -1.0f;
-  EXPECT_EQ(Run(args, AnyStream()).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(cuda::Run(args, AnyStream()).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(PolicyLossTest, LossFunctions) {
@@ -381,7 +381,7 @@ TEST_F(PolicyLossTest, LossFunctions) {
       DeviceBuffer<float> in(x), device_values(n), device_gradients(n);
       const LossFunctionArgs args = {function, n, in.data(), device_values.data(),
                                      device_gradients.data()};
-      ASSERT_TRUE(Run(args, AnyStream()).ok());
+      ASSERT_TRUE(cuda::Run(args, AnyStream()).ok());
       EXPECT_TRUE(SameNumbers(device_values.CopyOut(), values)) << static_cast<int>(function);
       EXPECT_TRUE(SameNumbers(device_gradients.CopyOut(), gradients)) << static_cast<int>(function);
     }

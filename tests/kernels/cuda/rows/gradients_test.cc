@@ -38,7 +38,7 @@ class GradientsTest : public testing_support::GradientTest {
     DeviceBuffer<float> out(columns, Offset(sizeof(float)));
     const ColumnSumsArgs args = {device_x.data(), ldx, columns, packs, out.data()};
     const Workspace workspace;
-    EXPECT_TRUE(Run(args, workspace.On(AnyStream())).ok());
+    EXPECT_TRUE(cuda::Run(args, workspace.On(AnyStream())).ok());
     EXPECT_TRUE(out.GuardsIntact() && workspace.GuardsIntact());
     return out.CopyOut();
   }
@@ -100,7 +100,7 @@ TEST_F(GradientsTest, NumberOfPacks) {
   const std::vector<int64_t> three = {0, 1, 2, 3};
   std::vector<int64_t> many(129);
   for (const std::vector<int64_t>& packs : {three, many, {}}) {
-    EXPECT_EQ(Run(ColumnSumsArgs{.columns = 8, .packs = packs}, {stream_}).code(),
+    EXPECT_EQ(cuda::Run(ColumnSumsArgs{.columns = 8, .packs = packs}, {stream_}).code(),
               absl::StatusCode::kInvalidArgument);
   }
 }
@@ -142,7 +142,7 @@ class NormGradientTest : public GradientsTest {
     args.dx = dx.data();
     args.dw = dw.data();
     const Workspace workspace;
-    EXPECT_TRUE(Run(args, workspace.On(AnyStream())).ok());
+    EXPECT_TRUE(cuda::Run(args, workspace.On(AnyStream())).ok());
     EXPECT_TRUE(dx.GuardsIntact() && dw.GuardsIntact() && workspace.GuardsIntact());
     c->dx = dx.CopyOut();
     c->dw = dw.CopyOut();
@@ -240,7 +240,7 @@ TEST_F(GradientsTest, SwiGluGradient) {
     DeviceBuffer<Bf16> device_ds(ds, Offset(sizeof(Bf16)));
     DeviceBuffer<Bf16> out(rows * 2 * columns, Offset(sizeof(Bf16)));
     args = {device_gate_up.data(), device_ds.data(), rows, columns, out.data()};
-    ASSERT_TRUE(Run(args, AnyStream()).ok());
+    ASSERT_TRUE(cuda::Run(args, AnyStream()).ok());
     EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
     EXPECT_TRUE(out.GuardsIntact());
   }
@@ -267,7 +267,7 @@ TEST_F(GradientsTest, SwiGluGradientOfEveryGate) {
   DeviceBuffer<Bf16> device_ds(ds);
   DeviceBuffer<Bf16> out(static_cast<int64_t>(gate_up.size()));
   args = {device_gate_up.data(), device_ds.data(), kRows, kGates, out.data()};
-  ASSERT_TRUE(Run(args, {stream_}).ok());
+  ASSERT_TRUE(cuda::Run(args, {stream_}).ok());
   EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
   int unequal = 0;
   for (size_t g = 0; g < kGates; ++g) {
@@ -344,7 +344,7 @@ class EmbeddingGradientTest : public GradientsTest {
     args.table = {ids.data(), starts.data(), rows.data(), args.table.num_ids};
     args.head_sums = c.head_sums.empty() ? nullptr : head_sums.data();
     args.dtable = out.data();
-    EXPECT_TRUE(Run(args, AnyStream()).ok());
+    EXPECT_TRUE(cuda::Run(args, AnyStream()).ok());
     EXPECT_TRUE(out.GuardsIntact());
     return out.CopyOut();
   }

@@ -42,7 +42,7 @@ class OptimizerTest : public testing_support::GradientTest {
     DeviceBuffer<float> out(1);
     const TreeSumArgs args = {in.data(), in.size(), out.data()};
     const Workspace workspace;
-    EXPECT_TRUE(Run(args, workspace.On(AnyStream())).ok());
+    EXPECT_TRUE(cuda::Run(args, workspace.On(AnyStream())).ok());
     EXPECT_TRUE(out.GuardsIntact() && workspace.GuardsIntact());
     return out.CopyOut()[0];
   }
@@ -51,14 +51,14 @@ class OptimizerTest : public testing_support::GradientTest {
     DeviceBuffer<double> out(1);
     const TreeSum64Args args = {in.data(), in.size(), out.data()};
     const Workspace workspace;
-    EXPECT_TRUE(Run(args, workspace.On(AnyStream())).ok());
+    EXPECT_TRUE(cuda::Run(args, workspace.On(AnyStream())).ok());
     EXPECT_TRUE(out.GuardsIntact() && workspace.GuardsIntact());
     return out.CopyOut()[0];
   }
   std::vector<double> SquareSums(const std::vector<float>& x, int64_t rows, int64_t columns) {
     DeviceBuffer<float> in(x, Offset(sizeof(float)));
     DeviceBuffer<double> out(rows);
-    EXPECT_TRUE(Run(SquareSumsArgs{in.data(), rows, columns, out.data()}, AnyStream()).ok());
+    EXPECT_TRUE(cuda::Run(SquareSumsArgs{in.data(), rows, columns, out.data()}, AnyStream()).ok());
     EXPECT_TRUE(out.GuardsIntact());
     return out.CopyOut();
   }
@@ -109,7 +109,7 @@ TEST_F(OptimizerTest, SumsOfSequences) {
     DeviceBuffer<int32_t> device_bounds(bounds);
     DeviceBuffer<float> out(sequences);
     const SequenceSumsArgs args = {in.data(), device_bounds.data(), sequences, out.data()};
-    ASSERT_TRUE(Run(args, AnyStream()).ok());
+    ASSERT_TRUE(cuda::Run(args, AnyStream()).ok());
     EXPECT_TRUE(out.GuardsIntact());
     EXPECT_TRUE(SameNumbers(out.CopyOut(), sums));
   }
@@ -175,7 +175,7 @@ TEST_F(OptimizerTest, Dither) {
     DitherArgs device = args;
     device.x = device_x.data();
     device.out = device_out.data();
-    ASSERT_TRUE(Run(device, AnyStream()).ok());
+    ASSERT_TRUE(cuda::Run(device, AnyStream()).ok());
     SCOPED_TRACE(absl::StrCat("case ", cases, ": ", count, " from ", args.first));
     EXPECT_TRUE(SameBits(View(device_out.CopyOut()), View(out)));
     EXPECT_TRUE(device_out.GuardsIntact());
@@ -235,7 +235,7 @@ TEST_F(OptimizerTest, AdamW) {
     device.working = Chance(4) ? nullptr : device_working.data();
     for (int step = 0; step < 2; ++step) {
       ASSERT_TRUE(oracle_.Run(args).ok());
-      ASSERT_TRUE(Run(device, AnyStream()).ok());
+      ASSERT_TRUE(cuda::Run(device, AnyStream()).ok());
     }
     SCOPED_TRACE(absl::StrCat("case ", cases, ": ", count, ", offset ", offset));
     EXPECT_TRUE(SameNumbers(device_p.CopyOut(), p));

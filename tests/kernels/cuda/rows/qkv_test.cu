@@ -155,7 +155,7 @@ TEST_F(QkvTest, Qkv) {
       device_qkv.CopyIn(qkv);
       k.Poison();
       v.Poison();
-      ASSERT_TRUE(Run(args, AnyStream()).ok());
+      ASSERT_TRUE(cuda::Run(args, AnyStream()).ok());
       EXPECT_TRUE(SameBits(View(device_qkv.CopyOut()), View(expected))) << "q";
       EXPECT_TRUE(SameBits(View(k.CopyOut()), View(expected_k))) << "k";
       EXPECT_TRUE(SameBits(View(v.CopyOut()), View(expected_v))) << "v";
@@ -327,11 +327,11 @@ TEST_F(ChainTest, DependentLaunchesStreamsAndReplays) {
            b.v.data(),
            b.out.data()},
           device_tables.data(), {.host = {}, .device = &sequences.device},
-          [&](const EmbeddingArgs& a) { return Run(a, stream); },
-          [&](const ReduceArgs& a) { return Run(a, stream); },
-          [&](const RmsNormArgs& a) { return Run(a, stream); },
-          [&](const QkvArgs& a) { return Run(a, stream); },
-          [&](const SwiGluArgs& a) { return Run(a, stream); });
+          [&](const EmbeddingArgs& a) { return cuda::Run(a, stream); },
+          [&](const ReduceArgs& a) { return cuda::Run(a, stream); },
+          [&](const RmsNormArgs& a) { return cuda::Run(a, stream); },
+          [&](const QkvArgs& a) { return cuda::Run(a, stream); },
+          [&](const SwiGluArgs& a) { return cuda::Run(a, stream); });
     };
     const auto poison = [](Chain& b) {
       for (DeviceBuffer<Bf16>* buffer : {&b.residual, &b.normed, &b.k, &b.v, &b.out}) {

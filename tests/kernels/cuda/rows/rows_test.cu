@@ -55,7 +55,8 @@ TEST_F(RowKernelsTest, SwiGluOfEveryGate) {
   DeviceBuffer<Bf16> in(gate_up);
   DeviceBuffer<Bf16> out(kGates * kRows);
   ASSERT_TRUE(
-      Run(SwiGluArgs{.gate_up = in.data(), .out = out.data(), .rows = kRows, .columns = kGates},
+      cuda::Run(
+          SwiGluArgs{.gate_up = in.data(), .out = out.data(), .rows = kRows, .columns = kGates},
           {stream_})
           .ok());
   EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
@@ -78,7 +79,8 @@ TEST_F(RowKernelsTest, SwiGlu) {
     DeviceBuffer<Bf16> in(gate_up, Offset(sizeof(Bf16)));
     DeviceBuffer<Bf16> out(rows * columns, Offset(sizeof(Bf16)));
     ASSERT_TRUE(
-        Run(SwiGluArgs{.gate_up = in.data(), .out = out.data(), .rows = rows, .columns = columns},
+        cuda::Run(
+            SwiGluArgs{.gate_up = in.data(), .out = out.data(), .rows = rows, .columns = columns},
             AnyStream())
             .ok());
     EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
@@ -110,7 +112,7 @@ TEST_F(RowKernelsTest, Embedding) {
     args.ids = device_ids.data();
     args.table = device_table.data();
     args.out = out.data();
-    ASSERT_TRUE(Run(args, AnyStream()).ok());
+    ASSERT_TRUE(cuda::Run(args, AnyStream()).ok());
     EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
     EXPECT_TRUE(out.GuardsIntact());
   }
@@ -156,7 +158,7 @@ TEST_F(RowKernelsTest, RmsNorm) {
     for (int repeat = 0; repeat < (cases % 16 == 0 ? 3 : 1); ++repeat) {
       device_residual.CopyIn(residual);
       out.Poison();
-      ASSERT_TRUE(Run(args, AnyStream()).ok());
+      ASSERT_TRUE(cuda::Run(args, AnyStream()).ok());
       EXPECT_TRUE(SameBits(View(out.CopyOut()), View(expected)));
       EXPECT_TRUE(SameBits(View(device_residual.CopyOut()), View(expected_residual)));
     }
@@ -178,13 +180,13 @@ TEST_F(RowKernelsTest, AWrongOrderOfRmsNormsSumShows) {
   DeviceBuffer<Bf16> residual(x);
   DeviceBuffer<Bf16> device_weight(weight);
   DeviceBuffer<Bf16> out(kRows * kHidden);
-  ASSERT_TRUE(Run(RmsNormArgs{.residual = residual.data(),
-                              .weight = device_weight.data(),
-                              .out = out.data(),
-                              .rows = kRows,
-                              .hidden = kHidden,
-                              .eps = 1e-6f},
-                  {stream_})
+  ASSERT_TRUE(cuda::Run(RmsNormArgs{.residual = residual.data(),
+                                    .weight = device_weight.data(),
+                                    .out = out.data(),
+                                    .rows = kRows,
+                                    .hidden = kHidden,
+                                    .eps = 1e-6f},
+                        {stream_})
                   .ok());
   const std::vector<Bf16> actual = out.CopyOut();
   for (int64_t r = 0; r < kRows; ++r) {
@@ -262,7 +264,7 @@ TEST_F(RowKernelsTest, Reduce) {
     }
     args.partials = device.data();
     args.out = out.data();
-    ASSERT_TRUE((mode == 0 ? Run(args, AnyStream())
+    ASSERT_TRUE((mode == 0 ? cuda::Run(args, AnyStream())
                            : LaunchHopReduce(args, /*ring=*/mode == 2, AnyStream()))
                     .ok());
     EXPECT_TRUE(SameSums(out.CopyOut(), expected));
@@ -275,7 +277,7 @@ TEST_F(RowKernelsTest, Reduce) {
 
 TEST_F(RowKernelsTest, ReduceRefusesThreeRanks) {
   const float* partials[3] = {};
-  EXPECT_EQ(Run(ReduceArgs{.partials = partials, .num_ranks = 3}, {stream_}).code(),
+  EXPECT_EQ(cuda::Run(ReduceArgs{.partials = partials, .num_ranks = 3}, {stream_}).code(),
             absl::StatusCode::kInvalidArgument);
 }
 

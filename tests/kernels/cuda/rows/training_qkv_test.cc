@@ -127,7 +127,7 @@ class TrainingQkvTest : public testing_support::GradientTest {
     forward.q = q.data();
     forward.k = k.data();
     forward.v = v.data();
-    EXPECT_TRUE(Run(forward, AnyStream()).ok());
+    EXPECT_TRUE(cuda::Run(forward, AnyStream()).ok());
     if (!c.has_norms) forward.qkv = nullptr;  // not read
     const QkvGradientArgs backward = {.forward = forward,
                                       .dq = dq.data(),
@@ -138,7 +138,7 @@ class TrainingQkvTest : public testing_support::GradientTest {
                                       .dq_norm = c.has_norms ? dq_norm.data() : nullptr,
                                       .dk_norm = c.has_norms ? dk_norm.data() : nullptr};
     const Workspace workspace;
-    EXPECT_TRUE(Run(backward, workspace.On(AnyStream())).ok());
+    EXPECT_TRUE(cuda::Run(backward, workspace.On(AnyStream())).ok());
     c.q = q.CopyOut();
     c.k = k.CopyOut();
     c.v = v.CopyOut();
