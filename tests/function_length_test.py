@@ -14,6 +14,10 @@ from structure_test import ROOT, sources
 
 MAX_LINES = 120
 
+# Where members of a class in place of a function's lambdas cost time: 1.07 of it for sequences of 1,024 tokens
+# (H200, 2026-11-29).
+EXCEPTIONS = [("kernels/cuda/attention/prefill.cuh", "Consume")]
+
 # Comments, preprocessor lines, raw strings, strings, and characters (not the ' of 1'000).
 NOT_CODE = re.compile(
     r'//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|R"([^(\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
@@ -53,7 +57,7 @@ def function_bodies(text: str) -> list[tuple[int, int, str]]:
 def long_functions(root: Path) -> list[str]:
     """One line for each function of more than MAX_LINES lines."""
     return [
-        f"{path.relative_to(root)}:{line}: {lines} lines: {head[-100:]}"
+        f"{path.relative_to(root)}:{line}: {lines} lines: {head[-200:]}"
         for path in sources(root)
         for line, lines, head in function_bodies(path.read_text("utf-8"))
         if lines > MAX_LINES
@@ -62,7 +66,12 @@ def long_functions(root: Path) -> list[str]:
 
 class FunctionLengthTest(unittest.TestCase):
     def test_no_function_is_too_long(self):
-        self.assertEqual(long_functions(ROOT), [])
+        found = long_functions(ROOT)
+        for path, name in EXCEPTIONS:
+            excepted = [line for line in found if line.startswith(f"{path}:") and f" {name}(" in line]
+            self.assertEqual(len(excepted), 1, f"{name} of {path} is no exception")
+            found.remove(*excepted)
+        self.assertEqual(found, [])
 
     def test_functions_are_found(self):
         for name, function in {

@@ -18,6 +18,7 @@
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
+#include "kernels/cuda/device/card.h"
 #include "kernels/cuda/device/ops.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/linear.h"
@@ -94,7 +95,8 @@ absl::StatusOr<std::function<absl::Status(const cuda::Stream&)>> WithScratch(con
     stream.scratch = scratch.get();
     return cuda::Run(args, stream);
   };
-  ISOBIT_RETURN_IF_ERROR(call({nullptr, false}));
+  ISOBIT_ASSIGN_OR_RETURN(const cuda::Card card, cuda::GetCard(0));
+  ISOBIT_RETURN_IF_ERROR(call({.dependent = false, .card = &card}));
   return call;
 }
 
@@ -247,7 +249,8 @@ absl::StatusOr<Op> LogProbOp(const Sampling& kind, bool gradient) {
   ISOBIT_ASSIGN_OR_RETURN(args.state, op.Add<LogProbRow>(kLogitRows));
   ISOBIT_ASSIGN_OR_RETURN(op.call, WithScratch(args));
   if (!gradient) return op;
-  ISOBIT_RETURN_IF_ERROR(op.call({nullptr, false}));
+  ISOBIT_ASSIGN_OR_RETURN(const cuda::Card card, cuda::GetCard(0));
+  ISOBIT_RETURN_IF_ERROR(op.call({.dependent = false, .card = &card}));
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   LogProbGradientArgs backward;
   backward.logits = args.logits;
