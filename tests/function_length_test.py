@@ -14,8 +14,8 @@ from structure_test import ROOT, sources
 
 MAX_LINES = 120
 
-# Where members of a class in place of a function's lambdas cost time: 1.07 of it for sequences of 1,024 tokens
-# (H200, 2026-11-29).
+# Where members of a class in place of a function's lambdas cost time: 1.07 of it for sequences of 1,024
+# tokens (H200, 2026-11-29).
 EXCEPTIONS = [("kernels/cuda/attention/prefill.cuh", "Consume")]
 
 # Comments, preprocessor lines, raw strings, strings, and characters (not the ' of 1'000).
