@@ -140,8 +140,9 @@ check-wheels: $(VENV)/.installed  ## Installs the wheels of dist/ in empty envir
 lint: build build/.lint  ## Runs clang-tidy over every source file
 	run-clang-tidy -quiet -p build/release '$(CURDIR)/(common|kernels|rollout|trainer_bridge|tests|tools|bench)/.*\.cc'
 
-lint-changed: build build/.lint  ## Runs clang-tidy over what the branch changed; on main over all, for at most 10 minutes
-	python3 tests/lint_changed.py build/release
+LINT_MINUTES ?= 10
+lint-changed: build build/.lint  ## Runs clang-tidy over what the branch changed; on main over all, for at most LINT_MINUTES=10
+	python3 tests/lint_changed.py build/release --minutes $(LINT_MINUTES)
 
 format: $(VENV)/.format  ## Formats C++ and Python
 	@$(VENV)/bin/clang-format -i $(SOURCES)
