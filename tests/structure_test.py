@@ -53,7 +53,7 @@ NEVER_REACH = {
     "the comparator holds no model": (r"trainer_bridge/comparator", r"kernels|trainer_bridge/scorer"),
     "no service needs Torch": (r"rollout|trainer_bridge/(scorer|comparator)|common/|proto", r"Torch"),
     "the trainer is a client": (r"trainer_bridge/trainer", r"trainer_bridge/(scorer|comparator)"),
-    "a backend knows no model": (r"kernels/(cuda|cpu|oracle)\b", r"kernels/model|common/checkpoint"),
+    "a backend knows no model": (r"kernels/(cuda|cpu|oracle)\b", r"kernels/(blocks|model)|common/checkpoint"),
 }
 # The only folders that name CUDA's libraries themselves.
 MAY_NAME_CUDA = r"kernels/(cuda|runtime)\b|common/(cuda|parallel)$|(tools|bench/kernels)$"

@@ -20,7 +20,7 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/opened_model.h"
 #include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/validate_tensors.h"

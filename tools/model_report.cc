@@ -4,11 +4,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "kernels/contract/constants.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/model/numerics.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 
 namespace isobit {
 namespace {

@@ -8,7 +8,7 @@
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
 #include "kernels/cuda/linear/layout.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "tools/model_shapes.h"
 
 ABSL_FLAG(std::vector<std::string>, models,

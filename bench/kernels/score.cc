@@ -23,7 +23,7 @@
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/runtime/cuda_backend.h"
 #include "trainer_bridge/scorer/scorer.h"
 

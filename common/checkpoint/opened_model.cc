@@ -11,7 +11,7 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_directory.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/strict_json.h"
 #include "common/checkpoint/tensor_names.h"
 #include "common/checkpoint/validate_tensors.h"

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/opened_model.h"
 #include "common/checkpoint/strict_json.h"  // Quoted
 #include "common/checkpoint/validate_tensors.h"

@@ -3,7 +3,7 @@
 #define ISOBIT_COMMON_CHECKPOINT_VALIDATE_TENSORS_H_
 
 #include "absl/status/status.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/tensor_source.h"
 #include "common/checkpoint/weight_reader.h"
 

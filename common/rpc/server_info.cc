@@ -2,7 +2,7 @@
 #include "common/rpc/server_info.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 
 namespace isobit {
 namespace {

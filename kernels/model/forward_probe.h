@@ -19,7 +19,7 @@
 #include "common/checkpoint/opened_model.h"
 #include "kernels/contract/portable.h"
 #include "kernels/device.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/ops/paged_kv.h"
 #include "kernels/step_tables.h"
 

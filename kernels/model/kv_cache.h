@@ -12,7 +12,7 @@
 #include "common/checkpoint/model_config.h"
 #include "kernels/backend.h"
 #include "kernels/device.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/ops/paged_kv.h"
 
 namespace isobit {

@@ -14,7 +14,7 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/atomic_file.h"
 #include "common/checkpoint/model_directory.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/strict_json.h"
 #include "kernels/model/random_weights.h"

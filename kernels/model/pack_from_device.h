@@ -16,7 +16,7 @@
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/weight_blocks.h"
 #include "kernels/device_packer.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/model/weight_store.h"
 
 namespace isobit {

@@ -5,9 +5,9 @@
 
 #include <cstddef>
 
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/weight_reader.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/weight_packer.h"
 
 namespace isobit {

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 
 namespace isobit {
 

@@ -17,7 +17,7 @@
 #include "kernels/contract/rope.h"
 #include "kernels/model/forward_probe.h"
 #include "kernels/model/kv_cache.h"
-#include "kernels/model/residual_stream.h"
+#include "kernels/blocks/residual_stream.h"
 #include "kernels/model/weights.h"
 #include "kernels/ops/paged_kv.h"
 #include "kernels/step_tables.h"

@@ -13,10 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/weight_reader.h"
 #include "kernels/device_packer.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/ops/linear_shape.h"
 #include "kernels/weight_packer.h"
 

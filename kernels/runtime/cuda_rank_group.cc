@@ -15,7 +15,7 @@
 #include "kernels/cuda/log_probs/log_probs.h"
 #include "kernels/cuda/vanilla/hop_all_reduce.h"
 #include "kernels/cuda/vanilla/nccl_bf16_sum.h"
-#include "kernels/model/step_halves.h"
+#include "kernels/blocks/step_halves.h"
 #include "kernels/ops/rms_norm.h"
 
 namespace isobit {

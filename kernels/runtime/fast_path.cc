@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/weights/weight_kernels.h"
 

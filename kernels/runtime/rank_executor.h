@@ -19,7 +19,7 @@
 #include "kernels/contract/rope.h"
 #include "kernels/model/forward_probe.h"
 #include "kernels/model/kv_cache.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/model/resident_weights.h"
 #include "kernels/model/transformer.h"
 #include "kernels/ops/log_probs.h"

@@ -17,7 +17,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/log_prob_transfer.h"
 #include "kernels/cuda/rows/step_kernels.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/ops/log_probs.h"
 #include "kernels/runtime/rank_exchange.h"
 #include "kernels/runtime/rank_executor.h"

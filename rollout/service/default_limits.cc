@@ -5,7 +5,7 @@
 
 #include "common/base/status_macros.h"
 #include "kernels/model/kv_cache.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/model/transformer.h"
 #include "kernels/model/weights.h"
 #include "kernels/plain_weight_packer.h"

@@ -13,7 +13,7 @@
 #include "common/config/flags.h"
 #include "common/rpc/server_flags.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/runtime/cuda_backend.h"
 #include "kernels/runtime/host_executor.h"
 #include "rollout/guesses/drafters.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/base/check.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/streamed_source.h"
 #include "tests/fuzz/fuzz_check.h"
 #include "tests/support/tiny_model.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "isobit/v1/types.pb.h"
 #include "proto/isobit/status_convert.h"
 #include "tests/support/tiny_model.h"

@@ -9,7 +9,7 @@
 #include "common/base/status_macros.h"
 #include "common/parallel/host_block_gather.h"
 #include "kernels/model/numerics.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 
 namespace isobit {
 

@@ -1,5 +1,5 @@
 // The tables: which parameters each architecture has, with the checkpoint's names and shapes.
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 
 #include <string>
 #include <vector>

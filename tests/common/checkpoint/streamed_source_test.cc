@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "common/base/parallel_for.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/weight_reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/digest.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "gtest/gtest.h"
 #include "kernels/model/random_weights.h"
 #include "kernels/plain_weight_packer.h"

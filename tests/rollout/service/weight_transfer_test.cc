@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "common/base/status_macros.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/parallel/tcp_broadcast.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

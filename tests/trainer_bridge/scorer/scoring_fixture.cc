@@ -12,7 +12,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
 #include "kernels/model/numerics.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/model/resident_weights.h"
 #include "kernels/model/sampling.h"
 #include "kernels/model/transformer.h"

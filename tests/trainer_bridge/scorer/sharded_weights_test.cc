@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "kernels/host_device.h"
 #include "kernels/model/pack_model.h"
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"

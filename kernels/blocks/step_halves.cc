@@ -1,5 +1,5 @@
 // Where a step is cut.
-#include "kernels/model/step_halves.h"
+#include "kernels/blocks/step_halves.h"
 
 #include <algorithm>
 

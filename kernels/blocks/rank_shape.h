@@ -1,13 +1,13 @@
 // What one tensor-parallel rank has of a model: whole leaves (C4), so head counts and widths need
 // not be divisible by the number of ranks.
-#ifndef ISOBIT_KERNELS_MODEL_RANK_SHAPE_H_
-#define ISOBIT_KERNELS_MODEL_RANK_SHAPE_H_
+#ifndef ISOBIT_KERNELS_BLOCKS_RANK_SHAPE_H_
+#define ISOBIT_KERNELS_BLOCKS_RANK_SHAPE_H_
 
 #include <cstdint>
 
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "kernels/ops/linear_shape.h"
 
 namespace isobit {
@@ -43,4 +43,4 @@ LinearShape LinearOf(const Parameter& parameter, const RankShape& rank);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_MODEL_RANK_SHAPE_H_
+#endif  // ISOBIT_KERNELS_BLOCKS_RANK_SHAPE_H_

@@ -2,8 +2,8 @@
 // ranks share it, and its form in a weight block. All code that loops over parameters uses this
 // table: checks of a checkpoint, a rank's shapes, the layout of blocks, packing, binding, random
 // weights and counts. A new architecture adds rows, some of them conditional.
-#ifndef ISOBIT_COMMON_CHECKPOINT_MODEL_PLAN_H_
-#define ISOBIT_COMMON_CHECKPOINT_MODEL_PLAN_H_
+#ifndef ISOBIT_COMMON_CHECKPOINT_TENSOR_PLAN_H_
+#define ISOBIT_COMMON_CHECKPOINT_TENSOR_PLAN_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -108,4 +108,4 @@ uint64_t NumParameters(const ModelPlan& plan);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_COMMON_CHECKPOINT_MODEL_PLAN_H_
+#endif  // ISOBIT_COMMON_CHECKPOINT_TENSOR_PLAN_H_

@@ -1,6 +1,6 @@
 // A rank owns whole leaves of everything, whatever the head count. The shares of W ranks make the
 // whole, and the leaves that a rank sums are those that a single rank would sum.
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 
 #include <string>
 #include <vector>

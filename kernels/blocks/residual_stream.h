@@ -1,8 +1,8 @@
 // The residual stream of a step on one rank: row-parallel layers add to it, summed over the ranks,
 // and norms read it. A large step is computed in two halves: while the sums of one half travel
 // between the ranks, the other half is computed (micro-batch overlap).
-#ifndef ISOBIT_KERNELS_MODEL_RESIDUAL_STREAM_H_
-#define ISOBIT_KERNELS_MODEL_RESIDUAL_STREAM_H_
+#ifndef ISOBIT_KERNELS_BLOCKS_RESIDUAL_STREAM_H_
+#define ISOBIT_KERNELS_BLOCKS_RESIDUAL_STREAM_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "kernels/backend.h"
 #include "kernels/contract/portable.h"
 #include "kernels/growing_buffer.h"
-#include "kernels/model/step_halves.h"
+#include "kernels/blocks/step_halves.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/step_tables.h"
 #include "kernels/weight_packer.h"
@@ -113,4 +113,4 @@ class ResidualStream {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_MODEL_RESIDUAL_STREAM_H_
+#endif  // ISOBIT_KERNELS_BLOCKS_RESIDUAL_STREAM_H_

@@ -1,6 +1,6 @@
 // A step that is cut in two has every row and position once and in order, in halves of nearly equal
 // size.
-#include "kernels/model/step_halves.h"
+#include "kernels/blocks/step_halves.h"
 
 #include <algorithm>
 #include <random>

@@ -1,8 +1,8 @@
 // Divides a large step into two halves, so that the sums of one half travel between ranks while the
 // other is computed. Rows are independent, and a prompt may be divided anywhere without changing a
 // bit (docs/NUMERICS.md), so this affects only speed; but all ranks must divide alike.
-#ifndef ISOBIT_KERNELS_MODEL_STEP_HALVES_H_
-#define ISOBIT_KERNELS_MODEL_STEP_HALVES_H_
+#ifndef ISOBIT_KERNELS_BLOCKS_STEP_HALVES_H_
+#define ISOBIT_KERNELS_BLOCKS_STEP_HALVES_H_
 
 #include <cstdint>
 #include <vector>
@@ -31,4 +31,4 @@ int64_t MostRowsOfHalf(int64_t rows);
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_MODEL_STEP_HALVES_H_
+#endif  // ISOBIT_KERNELS_BLOCKS_STEP_HALVES_H_

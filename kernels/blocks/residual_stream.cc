@@ -1,5 +1,5 @@
 // Adds and norms, and which half's sum runs when.
-#include "kernels/model/residual_stream.h"
+#include "kernels/blocks/residual_stream.h"
 
 #include <utility>
 

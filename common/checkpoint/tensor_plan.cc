@@ -1,5 +1,5 @@
 // The tables. See model_plan.h.
-#include "common/checkpoint/model_plan.h"
+#include "common/checkpoint/tensor_plan.h"
 
 #include <algorithm>
 #include <set>

@@ -1,5 +1,5 @@
 // Cuts a model's parameters into one rank's whole leaves. See rank_shape.h.
-#include "kernels/model/rank_shape.h"
+#include "kernels/blocks/rank_shape.h"
 
 #include "absl/strings/str_cat.h"
 #include "common/base/rank_count.h"
