@@ -1,4 +1,5 @@
-// What backends in host memory share: a fused SwiGLU as two ops, and copies of pages.
+// What backends in host memory share: a fused SwiGLU as two ops, copies of pages, and losses with
+// their sums (C14), which need no speed.
 #ifndef ISOBIT_KERNELS_HOST_KERNELS_H_
 #define ISOBIT_KERNELS_HOST_KERNELS_H_
 
@@ -9,12 +10,18 @@
 #include "absl/status/status.h"
 #include "common/base/status_macros.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/losses.h"
 #include "kernels/ops/paged_kv.h"
 #include "kernels/ops/swiglu.h"
 
 namespace isobit {
 
 void CopyHostPages(const CopyPagesArgs& args);
+
+absl::Status RunOnHost(const PolicyLossArgs& a);
+absl::Status RunOnHost(const LossFunctionArgs& a);
+absl::Status RunOnHost(const TreeSumArgs& a);
+absl::Status RunOnHost(const SequenceSumsArgs& a);
 
 // Linear with swiglu_out set: `product` is a Linear with bf16_out, `swiglu` a SwiGlu. buffer: keeps
 // its memory for the next call.

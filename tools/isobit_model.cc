@@ -20,12 +20,12 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_config.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/opened_model.h"
 #include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/validate_tensors.h"
 #include "common/config/flag_hints.h"
 #include "common/config/flags.h"
+#include "kernels/model/model_plan.h"
 #include "tools/flip_bit.h"
 #include "tools/model_report.h"
 #include "tools/model_shapes.h"
@@ -174,7 +174,7 @@ absl::StatusOr<std::string> Check(const Arguments& arguments) {
   ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, std::filesystem::is_directory(path, error)
                                                         ? LoadModelConfig(path, "", policy)
                                                         : ConfigFromFile(path, policy));
-  return absl::StrCat(ArchitectureName(config.architecture), ", ", NumParameters(Describe(config)),
+  return absl::StrCat(ArchitectureName(config.architecture), ", ", NumParameters(ModelPlan(config)),
                       " parameters, context ", config.max_position_embeddings, "\n\n",
                       config.CanonicalString());
 }
@@ -184,14 +184,14 @@ absl::StatusOr<std::string> InspectOrVerify(const Arguments& arguments, bool ins
   const LoadPolicy policy = PolicyOf(arguments);
   ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory, "", policy));
   ISOBIT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
-  ISOBIT_RETURN_IF_ERROR(ValidateTensors(Describe(config), checkpoint));
+  ISOBIT_RETURN_IF_ERROR(ValidateTensors(ModelPlan(config), checkpoint));
   ISOBIT_RETURN_IF_ERROR(CheckRounding(checkpoint, policy));
   for (const std::string& warning : Warnings(config, checkpoint)) {
     absl::FPrintF(stderr, "isobit-model: warning: %s\n", warning);
   }
   ISOBIT_ASSIGN_OR_RETURN(const CheckpointDigests digests,
                           DigestTensors(checkpoint, policy.allow_nonfinite));
-  ISOBIT_RETURN_IF_ERROR(CheckTiedTensors(Describe(config), digests));
+  ISOBIT_RETURN_IF_ERROR(CheckTiedTensors(ModelPlan(config), digests));
   if (inspect) {
     ISOBIT_ASSIGN_OR_RETURN(const std::string stored_digest, StoredDigest(checkpoint));
     return ReportModel(config, checkpoint, digests, stored_digest);

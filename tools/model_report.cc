@@ -4,11 +4,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "common/checkpoint/tensor_plan.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/contract/constants.h"
 #include "kernels/contract/leaf_plan.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/model/numerics.h"
-#include "kernels/blocks/rank_shape.h"
 
 namespace isobit {
 namespace {
@@ -19,7 +19,7 @@ void AppendSummary(const ModelConfig& config, const TensorSource& checkpoint,
   uint64_t bytes = 0;
   for (const Tensor& tensor : checkpoint.tensors()) bytes += tensor.size_bytes;
   absl::StrAppend(&report, ArchitectureName(config.architecture), ", ",
-                  NumParameters(Describe(config)), " parameters, ", bytes, " bytes, context ",
+                  NumParameters(ModelPlan(config)), " parameters, ", bytes, " bytes, context ",
                   config.max_position_embeddings, "\n\n", config.CanonicalString(), "\n");
   absl::StrAppendFormat(&report, "%-28s%s\n", "digest", digests.checkpoint);
   absl::StrAppendFormat(&report, "%-28s%s\n", "SHA-256 of stored bytes", stored_digest);
@@ -58,7 +58,7 @@ void AppendLeaves(const ModelConfig& config, std::string& report) {
   AppendPlan("intermediate (down_proj)", contract::PlanColumns(config.intermediate_size), report);
   AppendPlan("vocabulary (rows of lm_head)", contract::PlanColumns(config.vocab_size), report);
 
-  const Parameter gate_up = *FindParameter(Describe(config).blocks[1], Role::kGateUp);
+  const Parameter gate_up = *FindParameter(ModelPlan(config).parameters[2], "gate_up");
   absl::StrAppend(&report, "\nranks: KV heads, query heads, intermediate, vocabulary\n");
   for (int size = 1; size <= contract::kLeaves; size *= 2) {
     for (int rank = 0; rank < size; ++rank) {

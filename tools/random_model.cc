@@ -11,8 +11,8 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "kernels/model/load_format.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/model/random_weights.h"
 
 namespace isobit {
@@ -25,7 +25,7 @@ std::vector<std::vector<ExpectedTensor>> PlanFiles(const ModelConfig& config,
                                                    size_t max_file_bytes) {
   std::vector<std::vector<ExpectedTensor>> files(1);
   size_t bytes = 0;
-  for (ExpectedTensor& spec : ExpectedTensors(Describe(config))) {
+  for (ExpectedTensor& spec : ExpectedTensors(ModelPlan(config))) {
     const size_t size = spec.NumElements() * sizeof(uint16_t);
     if (!files.back().empty() && bytes + size > max_file_bytes) {
       files.emplace_back();

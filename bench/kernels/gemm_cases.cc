@@ -7,8 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/linear/layout.h"
 #include "kernels/blocks/rank_shape.h"
+#include "kernels/cuda/linear/layout.h"
+#include "kernels/model/model_plan.h"
 #include "tools/model_shapes.h"
 
 ABSL_FLAG(std::vector<std::string>, models,
@@ -33,17 +34,17 @@ namespace {
 absl::StatusOr<std::vector<Layer>> LayersOf(const std::string& model, int64_t tp) {
   ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, NamedModelShape(model));
   ISOBIT_ASSIGN_OR_RETURN(const RankShape rank, ShapeOfRank(config, 0, static_cast<int>(tp)));
-  const ModelPlan plan = Describe(config);
-  const auto linear = [&](Role role) {
-    const auto& block = role == Role::kHead ? plan.blocks.back() : plan.blocks[1];
-    return LinearOf(*FindParameter(block, role), rank);
+  const ModelPlan plan(config);
+  const auto linear = [&](size_t block, const char* name) {
+    return LinearOf(*FindParameter(plan.parameters[block], name), rank);
   };
-  const Layer all[] = {{model, tp, "qkv", linear(Role::kQkv), Output::kBf16},
-                       {model, tp, "o", linear(Role::kO), Output::kFp32},
-                       {model, tp, "gate_up", linear(Role::kGateUp), Output::kBf16},
-                       {model, tp, "swiglu", linear(Role::kGateUp), Output::kSwiGlu},
-                       {model, tp, "down", linear(Role::kDown), Output::kFp32},
-                       {model, tp, "lm_head", linear(Role::kHead), Output::kFp32}};
+  const size_t head = plan.parameters.size() - 1;
+  const Layer all[] = {{model, tp, "qkv", linear(1, "qkv"), Output::kBf16},
+                       {model, tp, "o", linear(1, "o"), Output::kFp32},
+                       {model, tp, "gate_up", linear(2, "gate_up"), Output::kBf16},
+                       {model, tp, "swiglu", linear(2, "gate_up"), Output::kSwiGlu},
+                       {model, tp, "down", linear(2, "down"), Output::kFp32},
+                       {model, tp, "lm_head", linear(head, "head"), Output::kFp32}};
   std::vector<Layer> wanted;
   for (const std::string& name : absl::GetFlag(FLAGS_layers)) {
     const auto found = std::ranges::find(all, name, &Layer::name);

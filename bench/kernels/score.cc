@@ -22,8 +22,9 @@
 #include "common/base/digest.h"
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
-#include "kernels/cuda/cuda_backend.h"
 #include "kernels/blocks/rank_shape.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/runtime/cuda_backend.h"
 #include "trainer_bridge/scorer/scorer.h"
 
@@ -171,15 +172,17 @@ absl::StatusOr<double> CublasSeconds(const ModelConfig& config, int64_t head_row
                           CudaBackend::Create({.mode = NumericsMode::kVanilla}));
   ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, 1));
   std::vector<Product> layer;
-  const ModelPlan plan = Describe(config);
-  for (const Parameter& parameter : plan.blocks[1]) {
-    if (parameter.op != ParameterOp::kLinear) continue;
-    ISOBIT_ASSIGN_OR_RETURN(Product product, MakeProduct(*ops, LinearOf(parameter, shape), rows));
-    layer.push_back(std::move(product));
+  const ModelPlan plan(config);
+  for (const size_t block : {1, 2}) {
+    for (const Parameter& parameter : plan.parameters[block]) {
+      if (parameter.op != ParameterOp::kLinear) continue;
+      ISOBIT_ASSIGN_OR_RETURN(Product product, MakeProduct(*ops, LinearOf(parameter, shape), rows));
+      layer.push_back(std::move(product));
+    }
   }
   ISOBIT_ASSIGN_OR_RETURN(
       const Product head,
-      MakeProduct(*ops, LinearOf(*FindParameter(plan.blocks.back(), Role::kHead), shape),
+      MakeProduct(*ops, LinearOf(*FindParameter(plan.parameters.back(), "head"), shape),
                   chunk_rows));
   const auto pass = [&]() -> absl::Status {
     for (int i = 0; i < config.num_layers; ++i) {

@@ -1,4 +1,4 @@
-// Opens and checks model directories. See opened_model.h.
+// Checks of rounding, digests and replacements.
 #include "common/checkpoint/opened_model.h"
 
 #include <algorithm>
@@ -9,11 +9,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/model_directory.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/strict_json.h"
 #include "common/checkpoint/tensor_names.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/validate_tensors.h"
 
 namespace isobit {
@@ -43,16 +41,6 @@ std::string TensorsOf(DType dtype, const TensorSource& weights) {
 }
 
 }  // namespace
-
-absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::string& model_path,
-                                      const LoadPolicy& policy) {
-  ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(model_root, model_path));
-  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(directory, model_root, policy));
-  ISOBIT_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory, model_root));
-  ISOBIT_RETURN_IF_ERROR(ValidateTensors(Describe(config), checkpoint));
-  ISOBIT_RETURN_IF_ERROR(CheckRounding(checkpoint, policy));
-  return OpenedModel{std::move(config), std::make_unique<Checkpoint>(std::move(checkpoint))};
-}
 
 absl::Status CheckRounding(const TensorSource& weights, const LoadPolicy& policy) {
   const std::string tensors = TensorsOf(DType::kF16, weights);
@@ -86,7 +74,7 @@ absl::Status CheckDigest(const std::string& digest, const std::string& expected)
       absl::StrCat("the weights have digest ", digest, ", expected ", expected));
 }
 
-absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const ModelPlan& plan,
+absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const TensorPlan& plan,
                                          const std::string& expected_digest) {
   ISOBIT_RETURN_IF_ERROR(CheckTiedTensors(plan, digests));
   ISOBIT_RETURN_IF_ERROR(CheckDigest(digests.checkpoint, expected_digest));

@@ -1,4 +1,5 @@
-// A model directory, opened and checked as a whole before any of its weights is used.
+// A model directory, opened and checked as a whole before any of its weights is used, and what must
+// hold of weights that replace others.
 #ifndef ISOBIT_COMMON_CHECKPOINT_OPENED_MODEL_H_
 #define ISOBIT_COMMON_CHECKPOINT_OPENED_MODEL_H_
 
@@ -22,19 +23,12 @@ struct WeightVersion {
   std::shared_ptr<const TensorDigests> tensors = nullptr;  // null: unknown
 };
 
-// All tensors are present and have the right shapes. Their bytes, and hence the digest, are known
-// only after reading.
+// All tensors are present and have the right shapes (OpenModelAs of kernels/model/load_format.h).
+// Their bytes, and hence the digest, are known only after reading.
 struct OpenedModel {
   ModelConfig config;
   std::unique_ptr<const TensorSource> weights;
 };
-
-// Opens the model in `model_path`, relative to `model_root`. Neither the directory nor its files
-// may lie outside `model_root`. Reads config.json, the index and the headers. Errors name the file,
-// tensor or field: those of ResolveModelPath, LoadModelConfig, Checkpoint::Open, ValidateTensors
-// and CheckRounding.
-absl::StatusOr<OpenedModel> OpenModel(const std::string& model_root, const std::string& model_path,
-                                      const LoadPolicy& policy = {});
 
 // INVALID_ARGUMENT, naming a tensor: weights are fp16, and `policy` does not allow rounding them.
 absl::Status CheckRounding(const TensorSource& weights, const LoadPolicy& policy);
@@ -49,7 +43,7 @@ absl::Status CheckDigest(const std::string& digest, const std::string& expected)
 
 // Returns the digest of the weights of `plan` from the digests of its tensors. Errors: those of
 // CheckTiedTensors and CheckDigest.
-absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const ModelPlan& plan,
+absl::StatusOr<std::string> CheckDigests(CheckpointDigests digests, const TensorPlan& plan,
                                          const std::string& expected_digest);
 
 // OK if `next` may replace weights of `config`. INVALID_ARGUMENT, naming the field: a field differs

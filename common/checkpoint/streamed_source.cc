@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/opened_model.h"
 #include "common/checkpoint/strict_json.h"  // Quoted
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/validate_tensors.h"
 
 namespace isobit {
@@ -27,7 +27,7 @@ constexpr size_t kMaxPieces = 1 << 20;
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<StreamedSource>> StreamedSource::Create(
-    std::vector<Tensor> tensors, const ModelConfig& config, const LoadPolicy& policy,
+    std::vector<Tensor> tensors, const TensorPlan& plan, const LoadPolicy& policy,
     const WeightStreamLimits& limits, std::optional<WeightBlocks> blocks) {
   for (Tensor& tensor : tensors) {
     const auto bytes = TensorBytes(tensor.dtype, tensor.shape);
@@ -57,7 +57,7 @@ absl::StatusOr<std::shared_ptr<StreamedSource>> StreamedSource::Create(
   if (source->blocks_) {
     for (WeightBlock& block : source->blocks_->blocks) block.tensor = source->sorted_[block.tensor];
   }
-  ISOBIT_RETURN_IF_ERROR(ValidateTensors(Describe(config), *source));
+  ISOBIT_RETURN_IF_ERROR(ValidateTensors(plan, *source));
   ISOBIT_RETURN_IF_ERROR(CheckRounding(*source, policy));
   return source;
 }

@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/checkpoint/load_policy.h"
-#include "common/checkpoint/model_config.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/tensor_source.h"
 #include "common/checkpoint/weight_blocks.h"
 
@@ -44,7 +44,7 @@ class StreamedSource final : public TensorSource {
   // tensor: a name is empty or repeated, or a shape is invalid. blocks: where the tensors lie, with
   // the numbers of `tensors`; then no bytes come, and Read must not be called.
   static absl::StatusOr<std::shared_ptr<StreamedSource>> Create(
-      std::vector<Tensor> tensors, const ModelConfig& config, const LoadPolicy& policy,
+      std::vector<Tensor> tensors, const TensorPlan& plan, const LoadPolicy& policy,
       const WeightStreamLimits& limits, std::optional<WeightBlocks> blocks = std::nullopt);
 
   // Called by the sender. None of these blocks.

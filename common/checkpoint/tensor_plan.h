@@ -1,38 +1,25 @@
-// A model's parameters as one table: the role of each, its names and shapes in the checkpoint, how
-// ranks share it, and its form in a weight block. All code that loops over parameters uses this
-// table: checks of a checkpoint, a rank's shapes, the layout of blocks, packing, binding, random
-// weights and counts. A new architecture adds rows, some of them conditional.
+// A model's parameters as one table: the names and shapes of each in the checkpoint, how ranks
+// share it, and its form in a weight block. All code that loops over parameters uses this table:
+// checks of a checkpoint, a rank's shapes, the layout of blocks, packing, binding, random weights
+// and counts. The blocks of kernels/blocks write its rows.
 #ifndef ISOBIT_COMMON_CHECKPOINT_TENSOR_PLAN_H_
 #define ISOBIT_COMMON_CHECKPOINT_TENSOR_PLAN_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "common/checkpoint/dtype.h"
 #include "common/checkpoint/model_config.h"
 
 namespace isobit {
 
-// What the forward pass uses a parameter for; a block has at most one of each.
-enum class Role : int {
-  kEmbedding,
-  kInputNorm,
-  kQkv,
-  kQkvBias,
-  kQNorm,
-  kKNorm,
-  kO,
-  kOBias,
-  kPostNorm,  // after attention, before the MLP
-  kGateUp,
-  kGateUpBias,
-  kDown,
-  kDownBias,
-  kFinalNorm,
-  kHead,
-};
+// A parameter's place among those of its block.
+using ParameterIndex = int;
+inline constexpr ParameterIndex kNoParameter = -1;
 
 // The operation that reads a parameter. A block holds its parameters in the order of these
 // operations; parameters of the same operation are in the table's order.
@@ -60,7 +47,7 @@ struct TensorSpec {
 
 // One row of the table.
 struct Parameter {
-  Role role = Role::kEmbedding;
+  std::string name;  // such as "qkv"; a block has one of each name
   ParameterOp op = ParameterOp::kLinear;
   std::vector<TensorSpec> tensors = {};  // of the checkpoint, stacked in this order: q, k, v
   Cut cut = Cut::kReplicated;
@@ -81,30 +68,55 @@ struct TiedTensor {
   std::string same_as;
 };
 
-// A tensor that a checkpoint must contain, with the first parameter that it belongs to.
+// A tensor that a checkpoint must contain, with the operation of the first parameter that it
+// belongs to.
 struct ExpectedTensor : TensorSpec {
-  Role role = Role::kEmbedding;
   ParameterOp op = ParameterOp::kLinear;
 };
 
-struct ModelPlan {
+// The parameters of one block. Each method adds a row and returns its index, or kNoParameter if the
+// model has no such parameter.
+class ParameterTable {
+ public:
+  // The tensors are called "<prefix><module>.weight" and ".bias".
+  explicit ParameterTable(std::string prefix = "") : prefix_(std::move(prefix)) {}
+
+  ParameterIndex Embedding(std::string name, absl::string_view module, std::vector<int64_t> shape);
+  ParameterIndex Norm(std::string name, absl::string_view module, int64_t size);
+  ParameterIndex HeadNorm(std::string name, absl::string_view module, int64_t size, bool exists);
+  // The tensors of `weight` are named by their modules.
+  ParameterIndex Linear(Parameter weight);
+  // The bias of a linear layer's outputs. Each rank of a row-parallel layer has the whole bias.
+  ParameterIndex Bias(ParameterIndex weight, bool exists);
+
+  const std::vector<Parameter>& rows() const { return rows_; }
+
+ private:
+  ParameterIndex Add(Parameter row);
+  std::string NameOf(absl::string_view module, absl::string_view kind) const;
+
+  std::string prefix_;
+  std::vector<Parameter> rows_;
+};
+
+// What a model needs of a checkpoint. Which blocks a model has, and how they compute, is in
+// kernels/model/model_plan.h.
+struct TensorPlan {
   ModelConfig config;
-  // The parameters of embedding, layers and head, each in the order of a forward pass.
-  std::vector<std::vector<Parameter>> blocks;
+  // The parameters of each block in the order of a forward pass: the embedding, the blocks of the
+  // layers, the head.
+  std::vector<std::vector<Parameter>> parameters;
   std::vector<TiedTensor> tied;
 };
 
-// Makes the table of a model that ValidateModelConfig accepts.
-ModelPlan Describe(const ModelConfig& config);
-
-// The parameter of that role; null: the block has none.
-const Parameter* FindParameter(const std::vector<Parameter>& block, Role role);
+// The parameter of that name; null: the block has none.
+const Parameter* FindParameter(const std::vector<Parameter>& block, absl::string_view name);
 
 // Each tensor once, in the order of a forward pass. A tied head is the embedding's tensor.
-std::vector<ExpectedTensor> ExpectedTensors(const ModelPlan& plan);
+std::vector<ExpectedTensor> ExpectedTensors(const TensorPlan& plan);
 
 // The number of elements of all tensors; those that two parameters share count once.
-uint64_t NumParameters(const ModelPlan& plan);
+uint64_t NumParameters(const TensorPlan& plan);
 
 }  // namespace isobit
 

@@ -27,7 +27,7 @@ void AppendProblem(absl::string_view kind, const std::vector<std::string>& tenso
 
 }  // namespace
 
-absl::Status ValidateTensors(const ModelPlan& plan, const TensorSource& source) {
+absl::Status ValidateTensors(const TensorPlan& plan, const TensorSource& source) {
   std::vector<std::string> missing, unexpected, misshapen;
   std::set<std::string> known;
   for (const TensorSpec& spec : ExpectedTensors(plan)) {
@@ -52,7 +52,7 @@ absl::Status ValidateTensors(const ModelPlan& plan, const TensorSource& source) 
   return problems.empty() ? absl::OkStatus() : absl::InvalidArgumentError(problems);
 }
 
-absl::Status CheckTiedTensors(const ModelPlan& plan, const CheckpointDigests& digests) {
+absl::Status CheckTiedTensors(const TensorPlan& plan, const CheckpointDigests& digests) {
   for (const TiedTensor& tied : plan.tied) {
     const auto copy = digests.tensors.find(tied.name);
     if (copy == digests.tensors.end() || copy->second == digests.tensors.at(tied.same_as)) continue;

@@ -12,11 +12,11 @@ namespace isobit {
 // INVALID_ARGUMENT, naming up to five tensors of each kind: tensors are missing, unexpected, or
 // have another shape. The plan's tied tensors may be present; CheckTiedTensors checks their bytes.
 // Rotary buffers of old checkpoints (IsRotaryBuffer) are ignored.
-absl::Status ValidateTensors(const ModelPlan& plan, const TensorSource& source);
+absl::Status ValidateTensors(const TensorPlan& plan, const TensorSource& source);
 
 // INVALID_ARGUMENT: a tied tensor in the checkpoint, for instance an lm_head, differs from the one
 // to which the config ties it.
-absl::Status CheckTiedTensors(const ModelPlan& plan, const CheckpointDigests& digests);
+absl::Status CheckTiedTensors(const TensorPlan& plan, const CheckpointDigests& digests);
 
 }  // namespace isobit
 

@@ -37,7 +37,8 @@ v1::Fingerprint FingerprintToProto(const ModelConfig& config, const std::string&
   return fingerprint;
 }
 
-v1::ServerInfo DescribeServer(const ModelConfig& config, const ServerIdentity& identity) {
+v1::ServerInfo DescribeServer(const TensorPlan& plan, const ServerIdentity& identity) {
+  const ModelConfig& config = plan.config;
   v1::ServerInfo server;
   server.set_version(ISOBIT_VERSION);
   server.set_numerics_mode(ToProto(identity.mode));
@@ -60,7 +61,7 @@ v1::ServerInfo DescribeServer(const ModelConfig& config, const ServerIdentity& i
   model.set_head_dim(static_cast<uint32_t>(config.head_dim));
   model.set_vocab_size(static_cast<uint32_t>(config.vocab_size));
   model.set_context_length(static_cast<uint32_t>(identity.context_length));
-  model.set_num_parameters(NumParameters(Describe(config)));
+  model.set_num_parameters(NumParameters(plan));
   return server;
 }
 

@@ -7,6 +7,7 @@
 
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/config/numerics_mode.h"
 #include "isobit/v1/types.pb.h"
 
@@ -28,7 +29,7 @@ struct ServerIdentity {
   uint32_t max_logprobs = 0;
   int64_t context_length = 0;
 };
-v1::ServerInfo DescribeServer(const ModelConfig& config, const ServerIdentity& identity);
+v1::ServerInfo DescribeServer(const TensorPlan& plan, const ServerIdentity& identity);
 
 }  // namespace isobit
 

@@ -141,9 +141,9 @@ absl::Status WeightStream::Begin(const v1::WeightStreamBegin& begin) {
   if (begin.has_weight_version()) request.set_weight_version(begin.weight_version());
   ISOBIT_ASSIGN_OR_RETURN(WeightUpdate update, options_.parse(request));
   ISOBIT_ASSIGN_OR_RETURN(std::vector<Tensor> tensors, TensorsFromProto(begin.tensors()));
-  ISOBIT_ASSIGN_OR_RETURN(
-      auto source, StreamedSource::Create(std::move(tensors), options_.config, options_.policy,
-                                          options_.limits, BlocksOf(begin)));
+  ISOBIT_ASSIGN_OR_RETURN(auto source,
+                          StreamedSource::Create(std::move(tensors), options_.plan, options_.policy,
+                                                 options_.limits, BlocksOf(begin)));
   {
     const std::lock_guard lock(mutex_);
     source_ = source;

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "common/access/call_gate.h"
 #include "common/checkpoint/streamed_source.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/weight_switch.h"
 #include "isobit/v1/types.pb.h"
 
@@ -36,7 +37,7 @@ absl::StatusOr<std::vector<Tensor>> TensorsFromProto(
 class WeightStream final : public grpc::ServerReadReactor<v1::WeightChunk> {
  public:
   struct Options {
-    ModelConfig config;
+    TensorPlan plan;  // of the model that serves
     LoadPolicy policy;
     WeightStreamLimits limits;
     // Reads the update of a request. A stream's request has no model_path and expected_digest.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "kernels/cpu/context.h"
+#include "kernels/host_kernels.h"
 
 namespace isobit {
 namespace cpu {
@@ -45,6 +46,11 @@ Context::Context(const CpuOptions& options)
       log_probs(rows, pool),
       products(GetMmaPanels(options.isa), rows, pool),
       attention_gradient(GetMmaPanels(options.isa), rows, pool) {}
+
+absl::Status Run(const PolicyLossArgs& a, Context& /*context*/) { return RunOnHost(a); }
+absl::Status Run(const LossFunctionArgs& a, Context& /*context*/) { return RunOnHost(a); }
+absl::Status Run(const TreeSumArgs& a, Context& /*context*/) { return RunOnHost(a); }
+absl::Status Run(const SequenceSumsArgs& a, Context& /*context*/) { return RunOnHost(a); }
 
 }  // namespace cpu
 

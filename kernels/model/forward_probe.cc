@@ -43,12 +43,7 @@ ProbePass::ProbePass(absl::Span<const int32_t> tokens, int32_t page_size)
 
 ForwardProbe::ForwardProbe(const ModelConfig& config, const RankShape& shape,
                            const ProbeWanted& wanted)
-    : shape_(shape),
-      num_layers_(config.num_layers),
-      heads_of_kv_head_(config.num_heads / config.num_kv_heads),
-      kv_heads_(config.num_kv_heads),
-      head_dim_(config.head_dim),
-      wanted_(wanted) {}
+    : shape_(shape), num_layers_(config.num_layers), wanted_(wanted) {}
 
 template <typename T, typename Look>
 absl::Status ForwardProbe::Fetch(const T* data, int64_t elements, const Look& look) {
@@ -104,38 +99,22 @@ void ForwardProbe::Take(const ProbeSite& site, const Part& part, const BitsOf& b
   }
 }
 
-absl::Status ForwardProbe::SeeWhole(int layer, ProbeOp op, const Bf16* data, int64_t rows,
+absl::Status ForwardProbe::SeeWhole(const ProbeSite& site, const Bf16* data, int64_t rows,
                                     int64_t columns) {
   return Fetch(data, rows * columns, [&](const Bf16* host) {
     Take(
-        {layer, op}, {.rows = rows, .columns = columns},
+        site, {.rows = rows, .columns = columns},
         [&](int64_t r, int64_t c) { return Widened(host[r * columns + c]); }, /*is_whole=*/true);
   });
 }
 
-void ForwardProbe::See(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns,
-                       int64_t ld, int64_t first_column) {
-  Take({layer, op}, {.rows = rows, .first_column = first_column, .columns = columns},
-       [&](int64_t r, int64_t c) { return Widened(data[r * ld + c]); });
-}
-
-absl::Status ForwardProbe::SeeQkv(int layer, const Bf16* qkv, int64_t rows, int64_t ld) {
-  const int64_t q_columns = shape_.heads * head_dim_;
-  const int64_t kv_columns = shape_.kv_heads.size() * head_dim_;
-  const int64_t all_q = kv_heads_ * heads_of_kv_head_ * head_dim_;
-  const int64_t all_k = kv_heads_ * head_dim_;
-  const int64_t first_kv = shape_.kv_heads.begin * head_dim_;
-  return Fetch(qkv, rows * ld, [&](const Bf16* host) {
-    See(layer, ProbeOp::kQkv, host, rows, q_columns, ld, FirstHead() * head_dim_);
-    See(layer, ProbeOp::kQkv, host + q_columns, rows, kv_columns, ld, all_q + first_kv);
-    See(layer, ProbeOp::kQkv, host + q_columns + kv_columns, rows, kv_columns, ld,
-        all_q + all_k + first_kv);
-  });
-}
-
-absl::Status ForwardProbe::SeeQueries(int layer, const Bf16* qkv, int64_t rows, int64_t ld) {
-  return Fetch(qkv, rows * ld, [&](const Bf16* host) {
-    See(layer, ProbeOp::kQ, host, rows, shape_.heads * head_dim_, ld, FirstHead() * head_dim_);
+absl::Status ForwardProbe::SeeColumns(const ProbeSite& site, const Bf16* data, int64_t rows,
+                                      int64_t ld, absl::Span<const Columns> columns) {
+  return Fetch(data, rows * ld, [&](const Bf16* host) {
+    for (const Columns& run : columns) {
+      Take(site, {.rows = rows, .first_column = run.first, .columns = run.count},
+           [&](int64_t r, int64_t c) { return Widened(host[r * ld + run.from + c]); });
+    }
   });
 }
 
@@ -143,45 +122,24 @@ absl::Status ForwardProbe::SeeCache(int layer, const PagedKv& kv, const Sequence
   const int64_t end = sequence.first_position + sequence.num_rows;
   const int64_t num_pages = (end + kv.page_size - 1) / kv.page_size;
   const int64_t last_page = *std::max_element(sequence.pages, sequence.pages + num_pages);
-  const int64_t page_elements = int64_t{kv.kv_heads} * kv.page_size * head_dim_;
+  const int64_t head_dim = kv.head_dim;
+  const int64_t page_elements = int64_t{kv.kv_heads} * kv.page_size * head_dim;
   const auto see = [&](ProbeOp op, const Bf16* cache) {
     return Fetch(cache, (last_page + 1) * page_elements, [&](const Bf16* host) {
       Take({layer, op},
            {.rows = sequence.num_rows,
-            .first_column = shape_.kv_heads.begin * head_dim_,
-            .columns = shape_.kv_heads.size() * head_dim_},
+            .first_column = shape_.kv_heads.begin * head_dim,
+            .columns = shape_.kv_heads.size() * head_dim},
            [&](int64_t r, int64_t c) {
              const int64_t position = sequence.first_position + r;
              const int64_t page = sequence.pages[position / kv.page_size];
-             const int64_t row = c / head_dim_ * kv.page_size + position % kv.page_size;
-             return Widened(host[page * page_elements + row * head_dim_ + c % head_dim_]);
+             const int64_t row = c / head_dim * kv.page_size + position % kv.page_size;
+             return Widened(host[page * page_elements + row * head_dim + c % head_dim]);
            });
     });
   };
   ISOBIT_RETURN_IF_ERROR(see(ProbeOp::kK, kv.k));
   return see(ProbeOp::kV, kv.v);
-}
-
-absl::Status ForwardProbe::SeeAttention(int layer, const Bf16* attended, int64_t rows, int64_t ld) {
-  return Fetch(attended, rows * ld, [&](const Bf16* host) {
-    See(layer, ProbeOp::kAttention, host, rows, shape_.heads * head_dim_, ld,
-        FirstHead() * head_dim_);
-  });
-}
-
-absl::Status ForwardProbe::SeeGateUp(int layer, const Bf16* gate_up, int64_t rows, int64_t columns,
-                                     int64_t first_column) {
-  return Fetch(gate_up, rows * 2 * columns, [&](const Bf16* host) {
-    See(layer, ProbeOp::kGate, host, rows, columns, 2 * columns, first_column);
-    See(layer, ProbeOp::kUp, host + columns, rows, columns, 2 * columns, first_column);
-  });
-}
-
-absl::Status ForwardProbe::SeeActivation(int layer, const Bf16* activated, int64_t rows,
-                                         int64_t columns, int64_t first_column) {
-  return Fetch(activated, rows * columns, [&](const Bf16* host) {
-    See(layer, ProbeOp::kActivation, host, rows, columns, columns, first_column);
-  });
 }
 
 absl::Status ForwardProbe::SeeLogits(const float* logits, int64_t row) {

@@ -17,9 +17,9 @@
 #include "absl/types/span.h"
 #include "common/checkpoint/model_config.h"
 #include "common/checkpoint/opened_model.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/contract/portable.h"
 #include "kernels/device.h"
-#include "kernels/blocks/rank_shape.h"
 #include "kernels/ops/paged_kv.h"
 #include "kernels/step_tables.h"
 
@@ -102,19 +102,19 @@ class ForwardProbe {
   }
 
   // A result that every rank has in full. Rank 0's is reported, or that of a rank that differs.
-  absl::Status SeeWhole(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns);
-  // qkv as in QkvArgs, before and after the op Qkv, which rotates the queries in place.
-  absl::Status SeeQkv(int layer, const Bf16* qkv, int64_t rows, int64_t ld);
-  absl::Status SeeQueries(int layer, const Bf16* qkv, int64_t rows, int64_t ld);
+  absl::Status SeeWhole(const ProbeSite& site, const Bf16* data, int64_t rows, int64_t columns);
+  // Columns [from, from + count) of a rank's matrix are columns [first, first + count) of the whole
+  // model's.
+  struct Columns {
+    int64_t from = 0;
+    int64_t count = 0;
+    int64_t first = 0;
+  };
+  // Columns of a matrix of `rows` rows with leading dimension ld.
+  absl::Status SeeColumns(const ProbeSite& site, const Bf16* data, int64_t rows, int64_t ld,
+                          absl::Span<const Columns> columns);
   // The keys and values of the pass's sequence.
   absl::Status SeeCache(int layer, const PagedKv& kv, const SequenceRows& sequence);
-  absl::Status SeeAttention(int layer, const Bf16* attended, int64_t rows, int64_t ld);
-  // [rows, 2 * columns]: this rank's gates, then its ups, from the whole model's column
-  // first_column on; and [rows, columns]: SwiGLU of them.
-  absl::Status SeeGateUp(int layer, const Bf16* gate_up, int64_t rows, int64_t columns,
-                         int64_t first_column);
-  absl::Status SeeActivation(int layer, const Bf16* activated, int64_t rows, int64_t columns,
-                             int64_t first_column);
   // Only of row `row`.
   absl::Status SeeLogits(const float* logits, int64_t row);
 
@@ -129,19 +129,14 @@ class ForwardProbe {
   // bits_of(row, column): fp32 bits; both count from the slice's begin.
   template <typename BitsOf>
   void Take(const ProbeSite& site, const Part& part, const BitsOf& bits_of, bool is_whole = false);
-  // The rank's columns of a site; the first one is column `first_column` of the whole model.
-  void See(int layer, ProbeOp op, const Bf16* data, int64_t rows, int64_t columns, int64_t ld,
-           int64_t first_column);
   // Calls look(host memory with the `elements` elements at `data`).
   template <typename T, typename Look>
   absl::Status Fetch(const T* data, int64_t elements, const Look& look);
   // Adds the rows and values of the wanted site from the ranks that are reported.
   static void AddRows(absl::Span<const ForwardProbe* const> parts, ProbeReport& report);
-  int64_t FirstHead() const { return shape_.kv_heads.begin * heads_of_kv_head_; }
 
   const RankShape shape_;
   const int num_layers_;
-  const int64_t heads_of_kv_head_, kv_heads_, head_dim_;
   const ProbeWanted wanted_;
   Device* device_ = nullptr;  // null: results are in host memory
   std::function<absl::Status()> meet_;

@@ -1,38 +1,45 @@
-// The memory of one rank's KV cache. Not here: which pages belong to which sequence.
+// The memory in which a rank's blocks keep what they need of a sequence's past (Block::State):
+// pages of tokens. Not here: which pages belong to which sequence.
 #ifndef ISOBIT_KERNELS_MODEL_KV_CACHE_H_
 #define ISOBIT_KERNELS_MODEL_KV_CACHE_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/checkpoint/model_config.h"
 #include "kernels/backend.h"
-#include "kernels/device.h"
+#include "kernels/blocks/block.h"
 #include "kernels/blocks/rank_shape.h"
+#include "kernels/device.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/ops/paged_kv.h"
 
 namespace isobit {
 
-// One rank's KV cache. A page number means the same page in every layer.
+// One rank's pages. A page number means the same page in every block.
 class KvCache {
  public:
-  // shared_layers: all layers use the memory of one, for a pass that computes whole sequences and
-  // keeps nothing. RESOURCE_EXHAUSTED: the cache does not fit into the backend's memory.
-  static absl::StatusOr<KvCache> Create(const ModelConfig& config, const RankShape& shape,
-                                        int32_t num_pages, int32_t page_size, bool shared_layers,
+  // shared: all blocks use the memory of one, for a pass that computes whole sequences and keeps
+  // nothing. RESOURCE_EXHAUSTED: the cache does not fit into the backend's memory.
+  static absl::StatusOr<KvCache> Create(const ModelPlan& plan, const RankShape& shape,
+                                        int32_t num_pages, int32_t page_size, bool shared,
                                         Device& device);
-  // The size of one page over all layers, if each layer has memory of its own.
-  static size_t PageBytes(const ModelConfig& config, const RankShape& shape, int32_t page_size);
+  // The size of one page over all blocks, if each has memory of its own.
+  static size_t PageBytes(const ModelPlan& plan, const RankShape& shape, int32_t page_size);
 
-  PagedKv layer(int layer) const;
-  // Copies pages of every layer, in order with the ops.
+  // The memory of plan.blocks[block].
+  BlockState of_block(size_t block) const {
+    const Planes& planes = of_blocks_[block];
+    return {memory_->get() + planes.offset, planes.stride, page_size_};
+  }
+  // Copies pages of every block, in order with the ops. Not if the memory is shared.
   absl::Status CopyPages(absl::Span<const PageCopy> copies, Backend& ops) const;
   int32_t num_pages() const { return num_pages_; }
-  int32_t page_size() const { return geometry_.page_size; }
+  int32_t page_size() const { return page_size_; }
   size_t bytes() const { return memory_->bytes(); }  // that are currently allocated
 
   // Free the memory, and allocate it again at the same address, as ReleasableMemory says.
@@ -40,13 +47,18 @@ class KvCache {
   absl::Status Restore() { return memory_->Restore(); }
 
  private:
+  // Planes one after the other, in bytes from the begin of the memory.
+  struct Planes {
+    size_t offset = 0;
+    size_t stride = 0;
+    int32_t count = 0;
+  };
   KvCache() = default;
 
-  PagedKv geometry_;  // pointers null
   int32_t num_pages_ = 0;
-  size_t layer_elements_ = 0;  // of k; v has as many
-  int num_layers_ = 0;         // those with memory of their own
-  bool shared_layers_ = false;
+  int32_t page_size_ = 0;
+  std::vector<Planes> of_blocks_;  // [block]
+  std::vector<Planes> runs_;       // the same, neighbours of equal stride together
   std::unique_ptr<ReleasableMemory> memory_;
 };
 

@@ -13,10 +13,13 @@
 #include "common/base/log.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/atomic_file.h"
+#include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/model_directory.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/readable_file.h"
 #include "common/checkpoint/strict_json.h"
+#include "common/checkpoint/tensor_plan.h"
+#include "common/checkpoint/validate_tensors.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/model/random_weights.h"
 
 namespace isobit {
@@ -55,7 +58,7 @@ absl::StatusOr<uint64_t> ReadSeed(const std::string& directory, const std::strin
 class SeededWeights final : public TensorSource {
  public:
   SeededWeights(const ModelConfig& config, uint64_t seed) {
-    std::vector<ExpectedTensor> specs = ExpectedTensors(Describe(config));
+    std::vector<ExpectedTensor> specs = ExpectedTensors(ModelPlan(config));
     std::sort(specs.begin(), specs.end(),
               [](const ExpectedTensor& a, const ExpectedTensor& b) { return a.name < b.name; });
     for (const ExpectedTensor& spec : specs) {
@@ -82,6 +85,17 @@ class SeededWeights final : public TensorSource {
   std::string digest_;
 };
 
+absl::StatusOr<OpenedModel> OpenCheckpoint(const std::string& model_root,
+                                           const std::string& model_path,
+                                           const LoadPolicy& policy) {
+  ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(model_root, model_path));
+  ISOBIT_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(directory, model_root, policy));
+  ISOBIT_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::Open(directory, model_root));
+  ISOBIT_RETURN_IF_ERROR(ValidateTensors(ModelPlan(config), checkpoint));
+  ISOBIT_RETURN_IF_ERROR(CheckRounding(checkpoint, policy));
+  return OpenedModel{std::move(config), std::make_unique<Checkpoint>(std::move(checkpoint))};
+}
+
 absl::StatusOr<OpenedModel> OpenDummy(const std::string& model_root, const std::string& model_path,
                                       const LoadPolicy& policy) {
   ISOBIT_ASSIGN_OR_RETURN(const std::string directory, ResolveModelPath(model_root, model_path));
@@ -104,7 +118,7 @@ absl::StatusOr<LoadFormat> ParseLoadFormat(absl::string_view name) {
 absl::StatusOr<OpenedModel> OpenModelAs(LoadFormat format, const std::string& model_root,
                                         const std::string& model_path, const LoadPolicy& policy) {
   ISOBIT_ASSIGN_OR_RETURN(OpenedModel model, format == LoadFormat::kAuto
-                                                 ? OpenModel(model_root, model_path, policy)
+                                                 ? OpenCheckpoint(model_root, model_path, policy)
                                                  : OpenDummy(model_root, model_path, policy));
   for (const std::string& warning : Warnings(model.config, *model.weights)) {
     ISOBIT_LOG(Warning) << model_path << ": " << warning;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "common/checkpoint/dtype.h"
+#include "common/checkpoint/tensor_names.h"
 
 namespace isobit {
 namespace {
@@ -45,7 +46,7 @@ RandomTensor::RandomTensor(const ExpectedTensor& spec, uint64_t seed) : key_(Mix
     case ParameterOp::kLinear: {
       constexpr float kLogitSpread = 2.5f;
       const float unit = 1.0f / std::sqrt(static_cast<float>(spec.shape[1]));
-      const bool head = spec.role == Role::kEmbedding || spec.role == Role::kHead;
+      const bool head = spec.op == ParameterOp::kEmbedding || spec.name == kHeadName;
       deviation_ = head ? kLogitSpread * unit : unit;
       break;
     }

@@ -1,31 +1,25 @@
-// The forward pass: embedding, layers, final norm, logits. See transformer.h.
+// The loop over blocks: weights, norms, halves.
 #include "kernels/model/transformer.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "common/base/status_macros.h"
-#include "kernels/contract/attention.h"
-#include "kernels/ops/attention.h"
-#include "kernels/ops/embedding.h"
-#include "kernels/ops/linear.h"
-#include "kernels/ops/paged_kv.h"
-#include "kernels/ops/qkv.h"
 
 namespace isobit {
 namespace {
 
-// Columns of a layer's activations on this rank; all layers are alike.
-struct LayerWidths {
-  int64_t qkv;
-  int64_t attended;
-  int64_t activated;
-};
-
-LayerWidths WidthsOf(const WeightLayout& layout) {
-  const BlockWeights layer = layout.Bind(1, nullptr);
-  return {layer.linear(Role::kQkv).shape.n, layer.linear(Role::kO).shape.k,
-          layer.linear(Role::kDown).shape.k};
+// The columns of each matrix of activations: those of the block that needs the most.
+std::vector<int64_t> WidthsOf(const WeightLayout& layout) {
+  std::vector<int64_t> widths;
+  for (size_t b = 0; b < layout.plan().blocks.size(); ++b) {
+    const BlockWeights shapes = layout.Bind(static_cast<int>(b) + 1, nullptr);
+    const std::vector<int64_t> needed = layout.plan().blocks[b]->Activations(shapes);
+    widths.resize(std::max(widths.size(), needed.size()));
+    for (size_t i = 0; i < needed.size(); ++i) widths[i] = std::max(widths[i], needed[i]);
+  }
+  return widths;
 }
 
 }  // namespace
@@ -33,9 +27,11 @@ LayerWidths WidthsOf(const WeightLayout& layout) {
 Transformer::Transformer(const WeightLayout& layout, const contract::RopeTable& rope, Backend& ops,
                          AllReduce* all_reduce)
     : layout_(layout),
+      blocks_(layout.plan().blocks),
       rope_(rope),
       ops_(ops),
-      residual_(layout.config().hidden_size, layout.config().rms_norm_eps, ops, all_reduce) {}
+      residual_(layout.config().hidden_size, layout.config().rms_norm_eps, blocks_.size(), ops,
+                all_reduce) {}
 
 void Transformer::ShareMemory(const Transformer& other) {
   residual_.ShareMemory(other.residual_);
@@ -45,24 +41,26 @@ void Transformer::ShareMemory(const Transformer& other) {
 }
 
 absl::Status Transformer::Reserve(int64_t rows) {
-  const LayerWidths widths = WidthsOf(layout_);
-  Device& device = ops_.device();
   ISOBIT_RETURN_IF_ERROR(residual_.Reserve(rows));
-  ISOBIT_RETURN_IF_ERROR(activations_->qkv.Reserve(device, rows * widths.qkv));
-  ISOBIT_RETURN_IF_ERROR(activations_->attended.Reserve(device, rows * widths.attended));
-  ISOBIT_RETURN_IF_ERROR(activations_->activated.Reserve(device, rows * widths.activated));
+  const std::vector<int64_t> widths = WidthsOf(layout_);
+  activations_->resize(widths.size());
+  for (size_t i = 0; i < widths.size(); ++i) {
+    ISOBIT_RETURN_IF_ERROR((*activations_)[i].Reserve(ops_.device(), rows * widths[i]));
+  }
   return cosine_ == nullptr ? ShareRope() : absl::OkStatus();
 }
 
 absl::Status Transformer::PrepareProbe(int64_t rows) {
-  return gate_up_.Reserve(ops_.device(), rows * 2 * WidthsOf(layout_).activated);
+  probed_ops_ = std::make_unique<ProbedOps>(layout_, ops_);
+  return probed_ops_->Reserve(rows);
 }
 
 size_t Transformer::ReservedBytes(const WeightLayout& layout, int64_t rows) {
-  const LayerWidths widths = WidthsOf(layout);
-  return ResidualStream::ReservedBytes(layout.config().hidden_size, rows) +
-         static_cast<size_t>(rows * (widths.qkv + widths.attended + widths.activated)) *
-             sizeof(Bf16);
+  int64_t columns = 0;
+  for (const int64_t width : WidthsOf(layout)) columns += width;
+  return ResidualStream::ReservedBytes(layout.config().hidden_size, layout.plan().blocks.size(),
+                                       rows) +
+         static_cast<size_t>(rows * columns) * sizeof(Bf16);
 }
 
 absl::Status Transformer::ShareRope() {
@@ -76,6 +74,11 @@ absl::Status Transformer::ShareRope() {
   return absl::OkStatus();
 }
 
+const Bf16* Transformer::NormOf(size_t b, const std::byte* bytes) const {
+  const ParameterIndex norm = b < blocks_.size() ? blocks_[b]->norm() : layout_.plan().head->norm();
+  return layout_.Bind(static_cast<int>(b) + 1, bytes).bf16(norm);
+}
+
 absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, const KvCache& cache,
                                   Bf16* hidden) {
   ISOBIT_ASSIGN_OR_RETURN(
@@ -86,53 +89,39 @@ absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, con
 
 absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, WeightSource& weights,
                                   const KvCache& cache, Bf16* hidden) {
+  const int64_t width = layout_.config().hidden_size;
   ISOBIT_RETURN_IF_ERROR(Reserve(rows));
   // A pass in halves would not leave the residual whole on each rank, for the probe to see.
   ISOBIT_RETURN_IF_ERROR(
       residual_.Begin(step, rows, cache.page_size(), /*may_cut=*/probe_ == nullptr));
-  ISOBIT_ASSIGN_OR_RETURN(HeldBlock block, HeldBlock::Acquire(weights, 0));
-  ISOBIT_RETURN_IF_ERROR(
-      ops_.Run(EmbeddingArgs{.ids = step.ids,
-                             .rows = rows,
-                             .table = layout_.Bind(0, block.bytes()).bf16(Role::kEmbedding),
-                             .hidden = layout_.config().hidden_size,
-                             .out = residual_.data()}));
+  ISOBIT_ASSIGN_OR_RETURN(HeldBlock held, HeldBlock::Acquire(weights, 0));
+  ISOBIT_RETURN_IF_ERROR(layout_.plan().embedding->Forward(ops_, layout_.Bind(0, held.bytes()),
+                                                           step.ids, rows, residual_.data()));
   if (probe_ != nullptr) {
-    ISOBIT_RETURN_IF_ERROR(probe_->SeeWhole(0, ProbeOp::kEmbedding, residual_.data(), rows,
-                                            layout_.config().hidden_size));
+    ISOBIT_RETURN_IF_ERROR(
+        probe_->SeeWhole({0, ProbeOp::kEmbedding}, residual_.data(), rows, width));
   }
-  // In halves a layer uses the norm weight of the next block, too, so that block is acquired early.
+  // In halves a block uses the norm of the next one, too, whose weights are then acquired early.
   std::optional<HeldBlock> next;
-  const auto advance = [&](int to) -> absl::Status {
-    block.Release();
+  for (size_t b = 0; b <= blocks_.size(); ++b) {
+    held.Release();
     if (!next) {
-      ISOBIT_ASSIGN_OR_RETURN(next, HeldBlock::Acquire(weights, to));
+      ISOBIT_ASSIGN_OR_RETURN(next, HeldBlock::Acquire(weights, static_cast<int>(b) + 1));
     }
-    block = *std::exchange(next, std::nullopt);
-    return absl::OkStatus();
-  };
-  for (int layer = 0; layer < layout_.config().num_layers; ++layer) {
-    ISOBIT_RETURN_IF_ERROR(advance(layer + 1));
+    held = *std::exchange(next, std::nullopt);
     const Bf16* next_norm = nullptr;
-    if (residual_.num_halves() > 1) {
-      const int next_block = layer + 2;
-      ISOBIT_ASSIGN_OR_RETURN(next, HeldBlock::Acquire(weights, next_block));
-      next_norm =
-          layout_.Bind(next_block, next->bytes())
-              .bf16(next_block == layout_.head_block() ? Role::kFinalNorm : Role::kInputNorm);
+    if (residual_.num_halves() > 1 && b < blocks_.size()) {
+      ISOBIT_ASSIGN_OR_RETURN(next, HeldBlock::Acquire(weights, static_cast<int>(b) + 2));
+      next_norm = NormOf(b + 1, next->bytes());
     }
-    ISOBIT_RETURN_IF_ERROR(Layer(layer, layout_.Bind(layer + 1, block.bytes()), next_norm, cache));
+    residual_.BeginBlock(NormOf(b, held.bytes()), next_norm);
+    if (b < blocks_.size()) ISOBIT_RETURN_IF_ERROR(Layer(b, held.bytes(), cache));
   }
-  ISOBIT_RETURN_IF_ERROR(advance(layout_.head_block()));
-  const Bf16* const norm = layout_.Bind(layout_.head_block(), block.bytes()).bf16(Role::kFinalNorm);
-  const int64_t width = layout_.config().hidden_size;
   for (size_t h = 0; h < residual_.num_halves(); ++h) {
     const StepRows& half = residual_.half(h);
     Bf16* const out = hidden + half.first_row * width;
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* x, residual_.Norm(h, norm, out));
-    const int layers = layout_.config().num_layers;
-    ISOBIT_RETURN_IF_ERROR(
-        SeeNorm({layers - 1, ProbeOp::kMlpSum}, {layers, ProbeOp::kFinalNorm}, x));
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* x, residual_.Norm(h, out));
+    ISOBIT_RETURN_IF_ERROR(SeeNorm(blocks_.size(), x));
     if (x == out) continue;
     const auto bytes = static_cast<size_t>(half.rows * width) * sizeof(Bf16);
     ISOBIT_RETURN_IF_ERROR(ops_.device().Copy(out, x, bytes));
@@ -140,133 +129,60 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
   return absl::OkStatus();
 }
 
-absl::Status Transformer::Layer(int layer, const BlockWeights& w, const Bf16* next_norm,
-                                const KvCache& cache) {
-  const Bf16* const input_norm = w.bf16(Role::kInputNorm);
-  const Bf16* const post_norm = w.bf16(Role::kPostNorm);
-  const PagedKv kv = cache.layer(layer);
+absl::Status Transformer::Layer(size_t b, const std::byte* bytes, const KvCache& cache) {
+  const Block& block = *blocks_[b];
+  const int number = static_cast<int>(b) + 1;
+  const BlockWeights weights = layout_.Bind(number, bytes);
+  const std::vector<int64_t> widths = block.Activations(weights);
+  const Rope rope = {reinterpret_cast<const float*>(cosine_.get()),
+                     reinterpret_cast<const float*>(sine_.get())};
+  if (probe_ != nullptr) probed_ops_->BeginBlock(number, bytes, *probe_);
+  std::vector<Bf16*> activations(widths.size());
   for (size_t h = 0; h < residual_.num_halves(); ++h) {
     const StepRows& half = residual_.half(h);
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(h, input_norm));
-    ISOBIT_RETURN_IF_ERROR(
-        SeeNorm({layer - 1, ProbeOp::kMlpSum}, {layer, ProbeOp::kInputNorm}, normed));
-    ISOBIT_RETURN_IF_ERROR(Qkv(half, layer, w, normed, kv));
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* attended, Attend(half, layer, w, kv));
-    ISOBIT_RETURN_IF_ERROR(residual_.SumHalfBefore(h, h == 0 ? input_norm : post_norm));
-    ISOBIT_RETURN_IF_ERROR(residual_.Add(h, attended, w.linear(Role::kO), w.fp32(Role::kOBias)));
-  }
-  for (size_t h = 0; h < residual_.num_halves(); ++h) {
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(h, post_norm));
-    ISOBIT_RETURN_IF_ERROR(
-        SeeNorm({layer, ProbeOp::kAttentionSum}, {layer, ProbeOp::kPostNorm}, normed));
-    ISOBIT_ASSIGN_OR_RETURN(const Bf16* activated, Activate(residual_.half(h), layer, w, normed));
-    ISOBIT_RETURN_IF_ERROR(residual_.SumHalfBefore(h, h == 0 ? post_norm : next_norm));
-    ISOBIT_RETURN_IF_ERROR(
-        residual_.Add(h, activated, w.linear(Role::kDown), w.fp32(Role::kDownBias)));
+    ISOBIT_ASSIGN_OR_RETURN(const Bf16* normed, residual_.Norm(h));
+    ISOBIT_RETURN_IF_ERROR(SeeNorm(b, normed));
+    for (size_t i = 0; i < widths.size(); ++i) {
+      activations[i] = (*activations_)[i].data() + half.first_row * widths[i];
+    }
+    const OpTable& ops = probe_ != nullptr ? static_cast<const OpTable&>(*probed_ops_) : ops_;
+    ISOBIT_RETURN_IF_ERROR(block.Forward({.ops = ops,
+                                          .rank = layout_.shape(),
+                                          .weights = weights,
+                                          .rope = rope,
+                                          .state = cache.of_block(b),
+                                          .half = h,
+                                          .rows = half,
+                                          .normed = normed,
+                                          .activations = activations,
+                                          .residual = residual_}));
   }
   return absl::OkStatus();
 }
 
-absl::Status Transformer::SeeNorm(const ProbeSite& sum, const ProbeSite& norm, const Bf16* normed) {
+absl::Status Transformer::SeeNorm(size_t b, const Bf16* normed) {
   if (probe_ == nullptr) return absl::OkStatus();
   const int64_t rows = residual_.half(0).rows;
   const int64_t width = layout_.config().hidden_size;
-  // Before the first layer nothing has been added to the embedding.
-  if (sum.layer >= 0) {
-    ISOBIT_RETURN_IF_ERROR(probe_->SeeWhole(sum.layer, sum.op, residual_.data(), rows, width));
+  // Before the first block nothing has been added to the embedding.
+  if (b > 0) {
+    const Block& before = *blocks_[b - 1];
+    const ProbeOp sum = before.index_in_layer() == 0 ? ProbeOp::kAttentionSum : ProbeOp::kMlpSum;
+    ISOBIT_RETURN_IF_ERROR(probe_->SeeWhole({before.layer(), sum}, residual_.data(), rows, width));
   }
-  return probe_->SeeWhole(norm.layer, norm.op, normed, rows, width);
-}
-
-absl::Status Transformer::Qkv(const StepRows& half, int layer, const BlockWeights& w,
-                              const Bf16* normed, const PagedKv& kv) {
-  const ModelConfig& config = layout_.config();
-  const LinearWeight weight = w.linear(Role::kQkv);
-  const int64_t columns = weight.shape.n;
-  Bf16* const qkv = activations_->qkv.data() + half.first_row * columns;
-  ISOBIT_RETURN_IF_ERROR(ops_.Run(LinearArgs{.x = normed,
-                                             .ldx = config.hidden_size,
-                                             .m = half.rows,
-                                             .weight = weight,
-                                             .bias = w.fp32(Role::kQkvBias),
-                                             .bf16_out = qkv,
-                                             .ldy = columns}));
-  if (probe_ != nullptr) {
-    ISOBIT_RETURN_IF_ERROR(probe_->SeeQkv(layer, qkv, half.rows, columns));
+  ProbeSite site = {layout_.config().num_layers, ProbeOp::kFinalNorm};
+  if (b < blocks_.size()) {
+    site = {blocks_[b]->layer(),
+            blocks_[b]->index_in_layer() == 0 ? ProbeOp::kInputNorm : ProbeOp::kPostNorm};
   }
-  ISOBIT_RETURN_IF_ERROR(ops_.Run(QkvArgs{.qkv = qkv,
-                                          .ld = columns,
-                                          .heads = static_cast<int32_t>(layout_.shape().heads),
-                                          .q_norm = w.bf16(Role::kQNorm),
-                                          .k_norm = w.bf16(Role::kKNorm),
-                                          .eps = config.rms_norm_eps,
-                                          .cosine = reinterpret_cast<const float*>(cosine_.get()),
-                                          .sine = reinterpret_cast<const float*>(sine_.get()),
-                                          .sequences = half.sequences,
-                                          .kv = kv}));
-  if (probe_ != nullptr) {
-    ISOBIT_RETURN_IF_ERROR(probe_->SeeQueries(layer, qkv, half.rows, columns));
-    ISOBIT_RETURN_IF_ERROR(probe_->SeeCache(layer, kv, half.sequences.host.front()));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<const Bf16*> Transformer::Attend(const StepRows& half, int layer,
-                                                const BlockWeights& w, const PagedKv& kv) {
-  const ModelConfig& config = layout_.config();
-  const int64_t qkv_columns = w.linear(Role::kQkv).shape.n;
-  const int64_t columns = w.linear(Role::kO).shape.k;
-  Bf16* const attended = activations_->attended.data() + half.first_row * columns;
-  ISOBIT_RETURN_IF_ERROR(
-      ops_.Run(AttentionArgs{.q = activations_->qkv.data() + half.first_row * qkv_columns,
-                             .ldq = qkv_columns,
-                             .heads = static_cast<int32_t>(layout_.shape().heads),
-                             .sequences = half.sequences,
-                             .kv = kv,
-                             .scale = contract::AttentionScale(config.head_dim),
-                             .window = config.WindowOfLayer(layer),
-                             .out = attended,
-                             .ldo = columns}));
-  if (probe_ != nullptr) {
-    ISOBIT_RETURN_IF_ERROR(probe_->SeeAttention(layer, attended, half.rows, columns));
-  }
-  return attended;
-}
-
-absl::StatusOr<const Bf16*> Transformer::Activate(const StepRows& half, int layer,
-                                                  const BlockWeights& w, const Bf16* normed) {
-  const int64_t columns = w.linear(Role::kDown).shape.k;
-  Bf16* const activated = activations_->activated.data() + half.first_row * columns;
-  LinearArgs args = {.x = normed,
-                     .ldx = layout_.config().hidden_size,
-                     .m = half.rows,
-                     .weight = w.linear(Role::kGateUp),
-                     .bias = w.fp32(Role::kGateUpBias),
-                     .swiglu_out = activated,
-                     .ldy = columns};
-  ISOBIT_RETURN_IF_ERROR(ops_.Run(args));
-  if (probe_ != nullptr) {
-    args.swiglu_out = nullptr;
-    args.bf16_out = gate_up_.data();
-    args.ldy = 2 * columns;
-    ISOBIT_RETURN_IF_ERROR(ops_.Run(args));
-    const int64_t first = layout_.FirstActivation();
-    ISOBIT_RETURN_IF_ERROR(probe_->SeeGateUp(layer, gate_up_.data(), half.rows, columns, first));
-    ISOBIT_RETURN_IF_ERROR(probe_->SeeActivation(layer, activated, half.rows, columns, first));
-  }
-  return activated;
+  return probe_->SeeWhole(site, normed, rows, width);
 }
 
 absl::Status Transformer::Logits(const Bf16* hidden, int64_t rows, WeightSource& weights,
                                  float* logits, int64_t ld) {
-  ISOBIT_ASSIGN_OR_RETURN(const HeldBlock block, HeldBlock::Acquire(weights, layout_.head_block()));
-  return ops_.Run(
-      LinearArgs{.x = hidden,
-                 .ldx = layout_.config().hidden_size,
-                 .m = rows,
-                 .weight = layout_.Bind(layout_.head_block(), block.bytes()).linear(Role::kHead),
-                 .fp32_out = logits,
-                 .ldy = ld});
+  ISOBIT_ASSIGN_OR_RETURN(const HeldBlock held, HeldBlock::Acquire(weights, layout_.head_block()));
+  return layout_.plan().head->Logits(ops_, layout_.Bind(layout_.head_block(), held.bytes()), hidden,
+                                     rows, logits, ld);
 }
 
 }  // namespace isobit

@@ -1,4 +1,4 @@
-// The forward pass that both rollout and scorer run: a decoder-only transformer on one
+// The forward pass that both rollout and scorer run: a loop over a model's blocks on one
 // tensor-parallel rank.
 #ifndef ISOBIT_KERNELS_MODEL_TRANSFORMER_H_
 #define ISOBIT_KERNELS_MODEL_TRANSFORMER_H_
@@ -13,13 +13,14 @@
 #include "absl/types/span.h"
 #include "kernels/all_reduce.h"
 #include "kernels/backend.h"
+#include "kernels/blocks/block.h"
+#include "kernels/blocks/residual_stream.h"
 #include "kernels/contract/portable.h"
 #include "kernels/contract/rope.h"
 #include "kernels/model/forward_probe.h"
 #include "kernels/model/kv_cache.h"
-#include "kernels/blocks/residual_stream.h"
+#include "kernels/model/probed_ops.h"
 #include "kernels/model/weights.h"
-#include "kernels/ops/paged_kv.h"
 #include "kernels/step_tables.h"
 
 namespace isobit {
@@ -61,13 +62,12 @@ class Transformer {
   absl::Status Forward(const UploadedStep& step, int64_t rows, WeightSource& weights,
                        const KvCache& cache, Bf16* hidden);
 
-  // From now on `probe` observes what Forward computes; the batch must then
-  // be one sequence. Null: no probe. A pass without a probe costs one check
-  // of the pointer per op. PrepareProbe allocates memory for a probed pass
-  // of `rows`; DropProbe frees it. RESOURCE_EXHAUSTED: there is none.
+  // From now on `probe` observes what Forward computes; the batch must then be one sequence. Null:
+  // no probe. Call PrepareProbe, which allocates memory for a probed pass of `rows`, before;
+  // DropProbe frees it. RESOURCE_EXHAUSTED: there is none.
   void SetProbe(ForwardProbe* probe) { probe_ = probe; }
   absl::Status PrepareProbe(int64_t rows);
-  void DropProbe() { gate_up_ = {}; }
+  void DropProbe() { probed_ops_.reset(); }
 
   // This rank's columns of the logits: logits [rows, shape().vocab.size()] fp32, with leading
   // dimension ld. hidden: [rows, hidden_size].
@@ -75,35 +75,26 @@ class Transformer {
                       int64_t ld);
 
  private:
-  struct Activations {  // of the current batch
-    GrowingBuffer<Bf16> qkv, attended, activated;
-  };
+  // Matrices that all blocks use in turn, one as large as the largest that a block needs there.
+  using Activations = std::vector<GrowingBuffer<Bf16>>;
 
   absl::Status ShareRope();
-  // For the probe: the residual and its norm, after the sums of the op before.
-  absl::Status SeeNorm(const ProbeSite& sum, const ProbeSite& norm, const Bf16* normed);
-  // next_norm: if the step is in halves, the weight of the norm after this layer; otherwise null.
-  absl::Status Layer(int layer, const BlockWeights& w, const Bf16* next_norm, const KvCache& cache);
-  // The pieces of a layer, for the rows of `half`. normed: [half.rows, hidden_size]. Qkv sets
-  // activations_->qkv to queries, keys and values, and writes keys and values into the cache.
-  absl::Status Qkv(const StepRows& half, int layer, const BlockWeights& w, const Bf16* normed,
-                   const PagedKv& kv);
-  // Attention of the half's rows over the cache, into activations_->attended. Returns the half's
-  // first row there.
-  absl::StatusOr<const Bf16*> Attend(const StepRows& half, int layer, const BlockWeights& w,
-                                     const PagedKv& kv);
-  // The MLP up to its activation, into activations_->activated. Returns the half's first row there.
-  absl::StatusOr<const Bf16*> Activate(const StepRows& half, int layer, const BlockWeights& w,
-                                       const Bf16* normed);
+  // The norm of block b, an index into plan().blocks or their number for the head.
+  const Bf16* NormOf(size_t b, const std::byte* bytes) const;
+  // Computes block b, whose weights are `bytes`. Each half first has its norm.
+  absl::Status Layer(size_t b, const std::byte* bytes, const KvCache& cache);
+  // For the probe: the residual and its norm for block b, after the sums of the block before.
+  absl::Status SeeNorm(size_t b, const Bf16* normed);
 
   const WeightLayout& layout_;
+  const std::vector<std::shared_ptr<const Block>>& blocks_;
   const contract::RopeTable& rope_;
   Backend& ops_;
   ResidualStream residual_;
   std::shared_ptr<const std::byte> cosine_, sine_;  // the tables of rope_
   std::shared_ptr<Activations> activations_ = std::make_shared<Activations>();
   ForwardProbe* probe_ = nullptr;
-  GrowingBuffer<Bf16> gate_up_;  // of a probed pass
+  std::unique_ptr<ProbedOps> probed_ops_;  // null: PrepareProbe was not called
 };
 
 }  // namespace isobit

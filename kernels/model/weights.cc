@@ -29,20 +29,20 @@ BlockLayout LayOut(const std::vector<Parameter>& parameters, const RankShape& ra
   if (beside != nullptr) layout.bytes = beside->bytes;
   std::vector<size_t> order;
   for (const Parameter& parameter : parameters) {
-    order.push_back(layout.places.size());
-    layout.places.push_back({.role = parameter.role, .packed = parameter.packed, .offset = 0});
+    order.push_back(layout.entries.size());
+    layout.entries.push_back({.packed = parameter.packed, .offset = 0});
     if (parameter.op == ParameterOp::kLinear) {
-      layout.places.back().linear = LinearOf(parameter, rank);
+      layout.entries.back().linear = LinearOf(parameter, rank);
     }
   }
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return parameters[a].op < parameters[b].op; });
   for (const size_t i : order) {
     if (beside != nullptr && parameters[i].op != ParameterOp::kLinear) {
-      layout.places[i].offset = beside->places[i].offset;
+      layout.entries[i].offset = beside->entries[i].offset;
       continue;
     }
-    layout.places[i].offset = layout.bytes;
+    layout.entries[i].offset = layout.bytes;
     layout.bytes += RoundUp(PackedBytesOf(parameters[i], rank, packer));
   }
   return layout;
@@ -59,36 +59,9 @@ AlignedBytes AllocateAligned(size_t bytes) {
   return AlignedBytes(memory);
 }
 
-const BlockLayout::Place* BlockWeights::Find(Role role) const {
-  for (const BlockLayout::Place& place : layout_->places) {
-    if (place.role == role) return &place;
-  }
-  return nullptr;
-}
-
-LinearWeight BlockWeights::linear(Role role) const {
-  const BlockLayout::Place* place = Find(role);
-  if (place == nullptr) return {};
-  return {place->linear, block_ == nullptr ? nullptr : block_ + place->offset};
-}
-
-const Bf16* BlockWeights::bf16(Role role) const {
-  const BlockLayout::Place* place = Find(role);
-  if (place == nullptr) return nullptr;
-  ISOBIT_CHECK(place->packed == DType::kBf16) << "role " << static_cast<int>(role);
-  return reinterpret_cast<const Bf16*>(block_ + place->offset);
-}
-
-const float* BlockWeights::fp32(Role role) const {
-  const BlockLayout::Place* place = Find(role);
-  if (place == nullptr) return nullptr;
-  ISOBIT_CHECK(place->packed == DType::kF32) << "role " << static_cast<int>(role);
-  return reinterpret_cast<const float*>(block_ + place->offset);
-}
-
 WeightLayout::WeightLayout(ModelPlan plan, const RankShape& shape, const WeightPacker& packer)
     : plan_(std::move(plan)), shape_(shape), packer_(packer) {
-  for (const std::vector<Parameter>& parameters : plan_.blocks) {
+  for (const std::vector<Parameter>& parameters : plan_.parameters) {
     blocks_.push_back(LayOut(parameters, shape_, packer));
   }
 }
@@ -97,14 +70,19 @@ WeightLayout WeightLayout::WithCopies(const WeightLayout& layout, const WeightPa
   WeightLayout copies(layout.plan_, layout.shape_, packer);
   for (size_t block = 0; block < copies.blocks_.size(); ++block) {
     copies.blocks_[block] =
-        LayOut(copies.plan_.blocks[block], copies.shape_, packer, &layout.blocks_[block]);
+        LayOut(copies.plan_.parameters[block], copies.shape_, packer, &layout.blocks_[block]);
   }
   return copies;
 }
 
-int64_t WeightLayout::FirstActivation() const {
-  const Parameter& down = *FindParameter(ParametersOf(1), Role::kDown);
-  return SliceOf(down, down.tensors.front(), shape_).columns.begin;
+int64_t WeightLayout::WidestGated() const {
+  int64_t widest = 0;
+  for (const BlockLayout& block : blocks_) {
+    for (const BlockLayout::Entry& entry : block.entries) {
+      if (entry.linear.gated) widest = std::max(widest, entry.linear.n);
+    }
+  }
+  return widest;
 }
 
 std::vector<std::string> WeightLayout::TensorsOf(int block) const {
@@ -118,7 +96,7 @@ std::vector<std::string> WeightLayout::TensorsOf(int block) const {
 void WeightLayout::PackBlock(const TensorSet& tensors, int block, std::byte* out) const {
   const std::vector<Parameter>& parameters = ParametersOf(block);
   for (size_t i = 0; i < parameters.size(); ++i) {
-    std::byte* const at = out + LayoutOf(block).places[i].offset;
+    std::byte* const at = out + LayoutOf(block).entries[i].offset;
     const size_t bytes = PackedBytesOf(parameters[i], shape_, packer_);
     // Only a packed linear layer may have bytes that its packer does not write.
     const size_t written = parameters[i].op == ParameterOp::kLinear ? 0 : bytes;
@@ -151,8 +129,8 @@ absl::Status WeightLayout::PackStaged(int block, const Bf16* staged, DevicePacke
   size_t first = 0;  // of the parameter's slices
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = parameters[i];
-    const BlockLayout::Place& place = LayoutOf(block).places[i];
-    std::byte* const at = out + place.offset;
+    const BlockLayout::Entry& entry = LayoutOf(block).entries[i];
+    std::byte* const at = out + entry.offset;
     const size_t bytes = PackedBytesOf(parameter, shape_, packer_);
     const Bf16* const from = staged + staging[first].offset;
     first += parameter.tensors.size();
@@ -160,7 +138,7 @@ absl::Status WeightLayout::PackStaged(int block, const Bf16* staged, DevicePacke
       ISOBIT_RETURN_IF_ERROR(packer.FillWithZeros(at + bytes, RoundUp(bytes) - bytes));
     }
     if (parameter.op == ParameterOp::kLinear) {
-      ISOBIT_RETURN_IF_ERROR(packer.Pack(place.linear, packer_, from, at));
+      ISOBIT_RETURN_IF_ERROR(packer.Pack(entry.linear, packer_, from, at));
     } else if (parameter.packed == DType::kF32) {
       ISOBIT_RETURN_IF_ERROR(packer.Widen(from, static_cast<int64_t>(bytes / sizeof(float)),
                                           reinterpret_cast<float*>(at)));

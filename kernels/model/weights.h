@@ -1,4 +1,4 @@
-// A rank's weights as blocks of bytes: one for the embedding, one for each layer, one for the head.
+// A rank's weights as blocks of bytes: one for each block of the model's plan.
 // A trainer shards and gathers blocks, and an update replaces them. A block's layout is a pure
 // function of the model's plan, the rank and the backend.
 #ifndef ISOBIT_KERNELS_MODEL_WEIGHTS_H_
@@ -13,26 +13,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/model_config.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/weight_reader.h"
-#include "kernels/device_packer.h"
+#include "kernels/blocks/block_weights.h"
 #include "kernels/blocks/rank_shape.h"
-#include "kernels/ops/linear_shape.h"
+#include "kernels/device_packer.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/weight_packer.h"
 
 namespace isobit {
-
-// Where a block's parameters are, in the order of the plan.
-struct BlockLayout {
-  struct Place {
-    Role role;
-    DType packed;
-    size_t offset;            // bytes from the block's begin
-    LinearShape linear = {};  // only of a linear layer
-  };
-  std::vector<Place> places;
-  size_t bytes = 0;
-};
 
 // A slice of a checkpoint's tensor from which a block is packed.
 struct StagedSlice {
@@ -41,33 +29,12 @@ struct StagedSlice {
   size_t offset;  // bf16 values from the begin of the copied slices
 };
 
-// A block's parameters by role. If the block lacks the role, the result is a null pointer, or a
-// weight with a null pointer.
-class BlockWeights {
- public:
-  // Both outlive the object.
-  BlockWeights(const BlockLayout& layout, const std::byte* block)
-      : layout_(&layout), block_(block) {}
-
-  LinearWeight linear(Role role) const;
-  const Bf16* bf16(Role role) const;   // the embedding [vocab, hidden], or a norm
-  const float* fp32(Role role) const;  // a bias: one number for each output of this rank
-
- private:
-  const BlockLayout::Place* Find(Role role) const;
-
-  const BlockLayout* layout_;
-  const std::byte* block_;
-};
-
-// The layout of a rank's weights. Blocks are numbered 0 (embedding), 1 .. num_layers (layers),
-// num_layers + 1 (head).
+// The layout of a rank's weights. Block 0 is the embedding, block i + 1 is plan().blocks[i], and
+// the last one is the head.
 class WeightLayout {
  public:
   // packer: that of the backend that reads the blocks; outlives the object.
   WeightLayout(ModelPlan plan, const RankShape& shape, const WeightPacker& packer);
-  WeightLayout(const ModelConfig& config, const RankShape& shape, const WeightPacker& packer)
-      : WeightLayout(Describe(config), shape, packer) {}
 
   // The layout of blocks that begin like those of `layout` and then have a second copy of the
   // linear layers, packed by `packer`. It places linear layers in the copy, and everything else
@@ -79,8 +46,8 @@ class WeightLayout {
   const RankShape& shape() const { return shape_; }
   int num_blocks() const { return static_cast<int>(blocks_.size()); }
   int head_block() const { return num_blocks() - 1; }
-  // The index of this rank's first MLP activation.
-  int64_t FirstActivation() const;
+  // The most outputs of a gated linear layer on this rank, which ops may need memory for.
+  int64_t WidestGated() const;
   size_t BlockBytes(int block) const { return LayoutOf(block).bytes; }
 
   // The parameters of a block. bytes: the block's; null if only shapes are needed.
@@ -104,7 +71,7 @@ class WeightLayout {
  private:
   const BlockLayout& LayoutOf(int block) const { return blocks_[static_cast<size_t>(block)]; }
   const std::vector<Parameter>& ParametersOf(int block) const {
-    return plan_.blocks[static_cast<size_t>(block)];
+    return plan_.parameters[static_cast<size_t>(block)];
   }
 
   ModelPlan plan_;

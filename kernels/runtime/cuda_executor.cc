@@ -75,8 +75,7 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
   }
 
   absl::StatusOr<int32_t> KvPagesThatFit() const override {
-    const size_t page_bytes =
-        KvCache::PageBytes(options_.config, options_.shape, options_.page_size);
+    const size_t page_bytes = KvCache::PageBytes(options_.plan, options_.shape, options_.page_size);
     const auto taken = static_cast<double>(memory().total() + kLaterBytes);
     const auto free = static_cast<double>(group_->free_bytes[rank()]);
     const double pages = (free * cuda_.memory_fraction - taken) / static_cast<double>(page_bytes);
@@ -98,8 +97,8 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
         options_.max_rows, options_.max_sequences,
         std::min<int64_t>(options_.max_sequences * pages_of_sequence, num_pages)));
     ISOBIT_ASSIGN_OR_RETURN(
-        cache_, KvCache::Create(options_.config, options_.shape, num_pages, options_.page_size,
-                                /*shared_layers=*/false, ops_->device()));
+        cache_, KvCache::Create(options_.plan, options_.shape, num_pages, options_.page_size,
+                                /*shared=*/false, ops_->device()));
     return absl::OkStatus();
   }
 
@@ -109,8 +108,8 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
   absl::Status PrepareProbe(const ProbePass& pass) override {
     ISOBIT_ASSIGN_OR_RETURN(
         probe_cache_,
-        KvCache::Create(options_.config, options_.shape, static_cast<int32_t>(pass.pages.size()),
-                        options_.page_size, /*shared_layers=*/true, ops_->device()));
+        KvCache::Create(options_.plan, options_.shape, static_cast<int32_t>(pass.pages.size()),
+                        options_.page_size, /*shared=*/true, ops_->device()));
     return transformer_.PrepareProbe(static_cast<int64_t>(pass.ids.size()));
   }
   absl::Status RunProbe(const ProbePass& pass, ForwardProbe& probe) override {
@@ -209,7 +208,7 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
         device_(device),
         group_(std::move(group)),
         ops_(std::move(ops)),
-        layout_(options.config, options.shape, ops_->packer()),
+        layout_(options.plan, options.shape, ops_->packer()),
         all_reduce_(std::move(all_reduce)),
         exchange_(std::move(exchange)),
         transformer_(layout_, options.rope, *ops_, all_reduce_.get()) {}
@@ -217,12 +216,12 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
   const cuda::Stream& stream() const { return ops_->device().stream(); }
   size_t rank() const { return static_cast<size_t>(options_.shape.rank); }
   int64_t max_positions() const {
-    return 2 * static_cast<int64_t>(options_.rope.cosine.size()) / options_.config.head_dim;
+    return 2 * static_cast<int64_t>(options_.rope.cosine.size()) / options_.plan.config.head_dim;
   }
 
   // All that steps need but the KV cache and what depends on its pages.
   absl::Status AllocateMemory() {
-    const auto row_bytes = static_cast<size_t>(options_.config.hidden_size) * sizeof(Bf16);
+    const auto row_bytes = static_cast<size_t>(options_.plan.config.hidden_size) * sizeof(Bf16);
     if (cuda_.fast_path) {
       ISOBIT_ASSIGN_OR_RETURN(fast_, FastPath::Create(options_, *group_, *ops_, layout_));
     }
@@ -293,8 +292,8 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
   absl::StatusOr<const Bf16*> RowsOfRequests(const ModelStep& step) {
     const auto* const hidden = reinterpret_cast<const Bf16*>(hidden_.get());
     auto* const rows = reinterpret_cast<Bf16*>(picked_.get());
-    ISOBIT_RETURN_IF_ERROR(
-        cuda::LaunchPickRows(hidden, step.logit_rows, options_.config.hidden_size, rows, stream()));
+    ISOBIT_RETURN_IF_ERROR(cuda::LaunchPickRows(hidden, step.logit_rows,
+                                                options_.plan.config.hidden_size, rows, stream()));
     return rows;
   }
 

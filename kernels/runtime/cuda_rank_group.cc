@@ -11,11 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
+#include "kernels/blocks/step_halves.h"
 #include "kernels/cuda/collective/nccl_all_reduce.h"
 #include "kernels/cuda/log_probs/log_probs.h"
 #include "kernels/cuda/vanilla/hop_all_reduce.h"
 #include "kernels/cuda/vanilla/nccl_bf16_sum.h"
-#include "kernels/blocks/step_halves.h"
 #include "kernels/ops/rms_norm.h"
 
 namespace isobit {
@@ -79,8 +79,8 @@ absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaR
                                                    NumericsModeName(rank.mode),
                                                    ": it stands beside numerics tree alone"));
   }
-  if (rank.config.vocab_size > cuda::kMaxDeviceVocab) {
-    return absl::InvalidArgumentError(absl::StrCat("a vocabulary of ", rank.config.vocab_size,
+  if (rank.plan.config.vocab_size > cuda::kMaxDeviceVocab) {
+    return absl::InvalidArgumentError(absl::StrCat("a vocabulary of ", rank.plan.config.vocab_size,
                                                    " tokens; at most ", cuda::kMaxDeviceVocab,
                                                    " are supported on a GPU"));
   }
@@ -112,7 +112,7 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
   ISOBIT_ASSIGN_OR_RETURN(
       peers,
       cuda::PeerAllReduce::Create(
-          group, {.hidden = rank.config.hidden_size,
+          group, {.hidden = rank.plan.config.hidden_size,
                   .kernels = kernels,
                   .push = {.rows = options.push_rows, .bytes_per_us = options.push_bytes_per_us},
                   .timeout = options.peer_timeout}));
@@ -125,7 +125,7 @@ absl::Status CudaRankGroup::MapMemory(const CudaRankOptions& options, const Rank
 }
 
 cuda::CopyEngineSumOptions CudaRankGroup::HalvesOf(const RankOptions& rank) {
-  return {.hidden = rank.config.hidden_size, .max_rows = MostRowsOfHalf(rank.max_rows)};
+  return {.hidden = rank.plan.config.hidden_size, .max_rows = MostRowsOfHalf(rank.max_rows)};
 }
 
 // Every end waits for the others, so each is made on a thread of its own.
@@ -157,11 +157,12 @@ absl::StatusOr<std::unique_ptr<AllReduce>> CudaRankGroup::MakeAllReduce(const Ra
   const bool by_nccl = SumsByNccl(rank.mode);
   if (by_nccl && rank.mode == NumericsMode::kVanilla) {
     ISOBIT_ASSIGN_OR_RETURN(
-        sum, cuda::NcclBf16Sum::Create(rank.config.hidden_size, rank.max_rows, ops.device(),
+        sum, cuda::NcclBf16Sum::Create(rank.plan.config.hidden_size, rank.max_rows, ops.device(),
                                        *nccl[r], ops.device().stream()));
   } else if (by_nccl) {
-    ISOBIT_ASSIGN_OR_RETURN(sum, cuda::NcclAllReduce::Create(rank.config.hidden_size, rank.max_rows,
-                                                             ops, *nccl[r], ops.device().stream()));
+    ISOBIT_ASSIGN_OR_RETURN(
+        sum, cuda::NcclAllReduce::Create(rank.plan.config.hidden_size, rank.max_rows, ops, *nccl[r],
+                                         ops.device().stream()));
   } else if (!peers.empty()) {
     std::unique_ptr<OverlappedSum> overlapped;
     if (barrier != nullptr) {

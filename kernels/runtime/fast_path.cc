@@ -34,9 +34,8 @@ FastPath::FastPath(const RankOptions& options, const WeightLayout& layout,
 
 absl::Status FastPath::Reserve(int64_t rows, const Transformer& other) {
   // What the product before SwiGLU takes.
-  const int64_t columns = layout_.Bind(1, nullptr).linear(Role::kGateUp).shape.n;
-  ISOBIT_RETURN_IF_ERROR(
-      ops_->resources()->Scratch(static_cast<size_t>(rows * columns) * sizeof(Bf16)).status());
+  const auto elements = static_cast<size_t>(rows * layout_.WidestGated());
+  ISOBIT_RETURN_IF_ERROR(ops_->resources()->Scratch(elements * sizeof(Bf16)).status());
   transformer_.ShareMemory(other);
   return transformer_.Reserve(rows);
 }
@@ -48,11 +47,12 @@ absl::Status FastPath::CopyWeights(WeightSource& weights) {
     ISOBIT_ASSIGN_OR_RETURN(const HeldBlock held, HeldBlock::Acquire(weights, block));
     const BlockWeights packed = packed_layout_.Bind(block, held.bytes());
     const BlockWeights copies = layout_.Bind(block, held.bytes());
-    for (const Parameter& parameter : layout_.plan().blocks[static_cast<size_t>(block)]) {
-      if (parameter.op != ParameterOp::kLinear) continue;
-      const std::byte* const copy = copies.linear(parameter.role).packed;
+    const auto& parameters = layout_.plan().parameters[static_cast<size_t>(block)];
+    for (ParameterIndex i = 0; i < static_cast<ParameterIndex>(parameters.size()); ++i) {
+      if (parameters[static_cast<size_t>(i)].op != ParameterOp::kLinear) continue;
+      const std::byte* const copy = copies.linear(i).packed;
       ISOBIT_RETURN_IF_ERROR(cuda::UnpackLinearOnDevice(
-          packed.linear(parameter.role), const_cast<Bf16*>(reinterpret_cast<const Bf16*>(copy)),
+          packed.linear(i), const_cast<Bf16*>(reinterpret_cast<const Bf16*>(copy)),
           device.stream()));
     }
   }

@@ -59,7 +59,7 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
 
   absl::StatusOr<int32_t> KvPagesThatFit() const override {
     ISOBIT_ASSIGN_OR_RETURN(const RankShape whole, ShapeOfRank(layout_.config(), 0, 1));
-    const size_t page_bytes = KvCache::PageBytes(layout_.config(), whole, page_size_);
+    const size_t page_bytes = KvCache::PageBytes(layout_.plan(), whole, page_size_);
     const int64_t pages = kv_bytes_ / static_cast<int64_t>(page_bytes);
     if (pages < 1) {
       return absl::ResourceExhaustedError(absl::StrCat("--kv_cache_mb holds no page: one takes ",
@@ -70,9 +70,9 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
   }
 
   absl::Status AllocateKvCache(int32_t num_pages) override {
-    ISOBIT_ASSIGN_OR_RETURN(
-        cache_, KvCache::Create(layout_.config(), layout_.shape(), num_pages, page_size_,
-                                /*shared_layers=*/false, ops_->device()));
+    ISOBIT_ASSIGN_OR_RETURN(cache_,
+                            KvCache::Create(layout_.plan(), layout_.shape(), num_pages, page_size_,
+                                            /*shared=*/false, ops_->device()));
     return absl::OkStatus();
   }
 
@@ -108,11 +108,11 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
   }
 
   absl::Status PrepareProbe(const ProbePass& pass) override {
-    // One layer's memory is enough for a pass that keeps nothing.
+    // One block's memory is enough for a pass that keeps nothing.
     ISOBIT_ASSIGN_OR_RETURN(
         probe_cache_,
-        KvCache::Create(layout_.config(), layout_.shape(), static_cast<int32_t>(pass.pages.size()),
-                        page_size_, /*shared_layers=*/true, ops_->device()));
+        KvCache::Create(layout_.plan(), layout_.shape(), static_cast<int32_t>(pass.pages.size()),
+                        page_size_, /*shared=*/true, ops_->device()));
     return path_.transformer.PrepareProbe(static_cast<int64_t>(pass.ids.size()));
   }
 
@@ -143,7 +143,7 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
         page_size_(options.page_size),
         kv_bytes_(kv_bytes),
         time_steps_(options.time_steps),
-        layout_(options.config, options.shape, ops_->packer()),
+        layout_(options.plan, options.shape, ops_->packer()),
         path_(options, layout_, *ops_) {
     if (fast_ops_ != nullptr) {
       fast_.emplace(options, layout_, *fast_ops_);

@@ -13,13 +13,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/checkpoint/model_config.h"
 #include "common/config/numerics_mode.h"
 #include "common/parallel/communicator.h"
+#include "kernels/blocks/rank_shape.h"
 #include "kernels/contract/rope.h"
 #include "kernels/model/forward_probe.h"
 #include "kernels/model/kv_cache.h"
-#include "kernels/blocks/rank_shape.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/model/resident_weights.h"
 #include "kernels/model/transformer.h"
 #include "kernels/ops/log_probs.h"
@@ -130,7 +130,7 @@ class RankExecutor {
 
 // What a rank's executor is made from. All references outlive it.
 struct RankOptions {
-  const ModelConfig& config;
+  const ModelPlan& plan;
   RankShape shape;
   const contract::RopeTable& rope;
   NumericsMode mode = NumericsMode::kTree;

@@ -15,10 +15,11 @@ namespace isobit {
 
 absl::StatusOr<DrawShape> DrawShape::Of(const RankOptions& options) {
   DrawShape shape = {.num_ranks = options.shape.size,
-                     .vocab = options.config.vocab_size,
+                     .vocab = options.plan.config.vocab_size,
                      .max_sequences = options.max_sequences};
   for (int r = 0; r < shape.num_ranks; ++r) {
-    ISOBIT_ASSIGN_OR_RETURN(const RankShape rank, ShapeOfRank(options.config, r, shape.num_ranks));
+    ISOBIT_ASSIGN_OR_RETURN(const RankShape rank,
+                            ShapeOfRank(options.plan.config, r, shape.num_ranks));
     shape.first_column[static_cast<size_t>(r) + 1] = rank.vocab.end;
   }
   return shape;

@@ -40,27 +40,27 @@ uint64_t RandomSeed() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelConfig& config,
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelPlan& plan,
                                                        const EngineOptions& options) {
-  ISOBIT_ASSIGN_OR_RETURN(std::unique_ptr<ModelRunner> runner,
-                          ModelRunner::Create(config, options.runner,
-                                              static_cast<int64_t>(options.scheduler.max_running),
-                                              options.scheduler.max_batch_tokens));
+  ISOBIT_ASSIGN_OR_RETURN(
+      std::unique_ptr<ModelRunner> runner,
+      ModelRunner::Create(plan, options.runner, static_cast<int64_t>(options.scheduler.max_running),
+                          options.scheduler.max_batch_tokens));
   if (options.scheduler.fast_path.is_on() && !runner->has_fast_path()) {
     return absl::UnimplementedError("the ranks' backend has no fast path");
   }
   EngineOptions fitted = options;
   fitted.runner.num_pages = runner->num_pages();
-  return std::unique_ptr<Engine>(new Engine(config, fitted, std::move(runner)));
+  return std::unique_ptr<Engine>(new Engine(plan, fitted, std::move(runner)));
 }
 
-Engine::Engine(const ModelConfig& config, const EngineOptions& options,
+Engine::Engine(const ModelPlan& plan, const EngineOptions& options,
                std::unique_ptr<ModelRunner> runner)
-    : config_(config),
+    : plan_(plan),
       options_(options),
-      limits_(LimitsOf(config, options)),
+      limits_(LimitsOf(plan_.config, options)),
       speculation_(options.speculation, options.scheduler.max_running),
-      pipeline_(*runner, config_.eos_token_ids),
+      pipeline_(*runner, plan_.config.eos_token_ids),
       step_times_(options.runner.time_steps),
       table_(options.scheduler,
              {.max_waiting_requests = options.max_waiting_requests,

@@ -81,7 +81,7 @@ class Engine {
  public:
   // Creates an engine without weights; UpdateWeights loads the first. INVALID_ARGUMENT:
   // tensor_parallel_size is not allowed. UNIMPLEMENTED: the ranks lack the fast path asked for.
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(const ModelConfig& config,
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const ModelPlan& plan,
                                                         const EngineOptions& options);
   // Stops, and drops requests in flight without calling their sinks and replies.
   ~Engine();
@@ -164,15 +164,15 @@ class Engine {
   // Null before the first load.
   std::shared_ptr<const WeightVersion> weight_version() const;
 
-  const ModelConfig& config() const { return config_; }
+  const ModelPlan& plan() const { return plan_; }
+  const ModelConfig& config() const { return plan_.config; }
   const EngineOptions& options() const { return options_; }
   const RequestLimits& limits() const { return limits_; }
   std::string backend() const { return runner_->backend(); }
   RankMemory memory() const { return runner_->memory(); }  // of the rank that uses most
 
  private:
-  Engine(const ModelConfig& config, const EngineOptions& options,
-         std::unique_ptr<ModelRunner> runner);
+  Engine(const ModelPlan& plan, const EngineOptions& options, std::unique_ptr<ModelRunner> runner);
 
   // The engine thread.
   void Loop();
@@ -214,7 +214,7 @@ class Engine {
   absl::Status SwapWeights(const PreparedRanks& prepared, InFlightMode mode,
                            WeightUpdateResult& result);
 
-  const ModelConfig config_;
+  const ModelPlan plan_;
   const EngineOptions options_;
   const RequestLimits limits_;
 

@@ -76,7 +76,7 @@ absl::StatusOr<PreparedUpdate> Engine::Prepare(const WeightUpdate& update) {
   ISOBIT_ASSIGN_OR_RETURN(
       std::string digest,
       PrepareWeights({options_.model_root, options_.load_format, options_.load_policy}, update,
-                     config_, store));
+                     plan_.config, store));
   auto tensors = std::make_shared<const TensorDigests>(store.tensor_digests());
   auto blocks = std::make_shared<const PreparedRanks>(store.Take());
   return PreparedUpdate{

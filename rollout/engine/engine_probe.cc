@@ -15,7 +15,7 @@ absl::Status Engine::CheckProbe(const std::vector<int32_t>& tokens) const {
     return absl::InvalidArgumentError(
         absl::StrCat("token_ids: ", tokens.size(), " entries, expected 1 to ", most));
   }
-  return CheckTokenIds("token_ids", tokens, config_.vocab_size);
+  return CheckTokenIds("token_ids", tokens, plan_.config.vocab_size);
 }
 
 void Engine::Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply<ProbeResult> reply,

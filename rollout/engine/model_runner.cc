@@ -9,17 +9,17 @@
 
 namespace isobit {
 
-absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const ModelConfig& config,
+absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const ModelPlan& plan,
                                                                  const ModelRunnerOptions& options,
                                                                  int64_t max_sequences,
                                                                  int64_t max_rows) {
   const int size = options.tensor_parallel_size;
-  ISOBIT_RETURN_IF_ERROR(ShapeOfRank(config, 0, size).status());
-  std::unique_ptr<ModelRunner> runner(new ModelRunner(config, options));
+  ISOBIT_RETURN_IF_ERROR(ShapeOfRank(plan.config, 0, size).status());
+  std::unique_ptr<ModelRunner> runner(new ModelRunner(plan, options));
   for (int r = 0; r < size; ++r) {
-    ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, r, size));
+    ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(plan.config, r, size));
     ISOBIT_ASSIGN_OR_RETURN(runner->ranks_.emplace_back(),
-                            options.make_rank({.config = runner->config_,
+                            options.make_rank({.plan = runner->plan_,
                                                .shape = shape,
                                                .rope = runner->rope_,
                                                .mode = options.mode,
@@ -33,9 +33,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const ModelConf
   return runner;
 }
 
-ModelRunner::ModelRunner(const ModelConfig& config, const ModelRunnerOptions& options)
-    : config_(config),
-      rope_(RopeTableOf(config, options.max_positions)),
+ModelRunner::ModelRunner(const ModelPlan& plan, const ModelRunnerOptions& options)
+    : plan_(plan),
+      rope_(RopeTableOf(plan.config, options.max_positions)),
       group_(options.tensor_parallel_size),
       page_size_(options.page_size),
       threads_(static_cast<size_t>(options.tensor_parallel_size),
@@ -104,8 +104,8 @@ absl::StatusOr<ProbeReport> ModelRunner::Probe(absl::Span<const int32_t> tokens,
   std::vector<ForwardProbe> probes;
   const int size = static_cast<int>(ranks_.size());
   for (int r = 0; r < size; ++r) {
-    ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config_, r, size));
-    probes.emplace_back(config_, shape, wanted);
+    ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(plan_.config, r, size));
+    probes.emplace_back(plan_.config, shape, wanted);
   }
   if (done.ok()) {
     done = threads_.Run([&](size_t r) { return probed[r]->RunProbe(pass, probes[r]); });

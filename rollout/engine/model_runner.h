@@ -13,7 +13,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/checkpoint/model_config.h"
 #include "common/config/numerics_mode.h"
 #include "common/parallel/thread_group.h"
 #include "kernels/runtime/rank_executor.h"
@@ -36,7 +35,7 @@ class ModelRunner {
   // Starts the ranks' threads and makes the ranks. max_sequences, max_rows: bounds of one step.
   // INVALID_ARGUMENT: tensor_parallel_size is not allowed. RESOURCE_EXHAUSTED: no KV page fits.
   // Also the errors of make_rank.
-  static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const ModelConfig& config,
+  static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const ModelPlan& plan,
                                                              const ModelRunnerOptions& options,
                                                              int64_t max_sequences,
                                                              int64_t max_rows);
@@ -76,12 +75,12 @@ class ModelRunner {
   bool has_weights() const;
 
  private:
-  ModelRunner(const ModelConfig& config, const ModelRunnerOptions& options);
+  ModelRunner(const ModelPlan& plan, const ModelRunnerOptions& options);
   absl::Status AllocateKvCache(const ModelRunnerOptions& options, int64_t max_sequences);
   // If a rank fails, ends the group, so that the other ranks do not wait for it.
   absl::Status OnEachRank(absl::FunctionRef<absl::Status(RankExecutor& executor, size_t rank)> job);
 
-  const ModelConfig config_;
+  const ModelPlan plan_;
   const contract::RopeTable rope_;
   ThreadGroup group_;
   std::vector<std::unique_ptr<RankExecutor>> ranks_;

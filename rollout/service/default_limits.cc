@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "common/base/status_macros.h"
-#include "kernels/model/kv_cache.h"
 #include "kernels/blocks/rank_shape.h"
+#include "kernels/model/kv_cache.h"
 #include "kernels/model/transformer.h"
 #include "kernels/model/weights.h"
 #include "kernels/plain_weight_packer.h"
@@ -30,7 +30,7 @@ absl::StatusOr<DefaultLimits> DefaultLimitsOf(const ModelConfig& config, int ten
   for (int block = 0; block < whole.num_blocks(); ++block) {
     left -= static_cast<int64_t>(whole.BlockBytes(block));
   }
-  const auto token_bytes = static_cast<int64_t>(KvCache::PageBytes(config, shape, 1));
+  const auto token_bytes = static_cast<int64_t>(KvCache::PageBytes(layout.plan(), shape, 1));
   const int64_t each = std::min<int64_t>(kTokensOfEach, config.max_position_embeddings);
   int64_t running = kMostRunning;
   while (running > 1 && running * each * token_bytes > left / 2) running /= 2;

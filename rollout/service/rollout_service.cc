@@ -29,13 +29,13 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
   const RequestLimits& limits = engine.limits();
   v1::RolloutServerInfo info;
   *info.mutable_server() = DescribeServer(
-      engine.config(), {.mode = options.runner.mode,
-                        .fingerprint = FingerprintOf(engine.config(), options.runner.mode),
-                        .contract_version = contract::kContractVersion,
-                        .instruction_set = engine.backend(),
-                        .max_logprobs = options.sampling.max_logprobs,
-                        .context_length = std::min(
-                            {limits.context_length, limits.max_batch_tokens, limits.kv_tokens})});
+      engine.plan(), {.mode = options.runner.mode,
+                      .fingerprint = FingerprintOf(engine.config(), options.runner.mode),
+                      .contract_version = contract::kContractVersion,
+                      .instruction_set = engine.backend(),
+                      .max_logprobs = options.sampling.max_logprobs,
+                      .context_length = std::min(
+                          {limits.context_length, limits.max_batch_tokens, limits.kv_tokens})});
   info.set_tensor_parallel_size(static_cast<uint32_t>(options.runner.tensor_parallel_size));
   info.set_page_size(static_cast<uint32_t>(options.runner.page_size));
   info.set_num_pages(static_cast<uint32_t>(options.runner.num_pages));
@@ -94,7 +94,7 @@ RolloutService::RolloutService(Engine& engine, const StreamLimits& limits,
       tap_(*registry_),
       info_(DescribeRollout(engine)),
       of_fast_path_(FastPathFingerprint(engine)),
-      transfer_({.config = engine.config(),
+      transfer_({.plan = engine.plan(),
                  .policy = engine.options().load_policy,
                  .limits = weight_stream,
                  .begin =
@@ -289,7 +289,7 @@ grpc::ServerReadReactor<v1::WeightChunk>* RolloutService::UpdateWeightsFromStrea
     grpc::CallbackServerContext* context, v1::UpdateWeightsResponse* response) {
   return WeightStream::Start(
       context, *gate_,
-      {.config = engine_.config(),
+      {.plan = engine_.plan(),
        .policy = engine_.options().load_policy,
        .limits = weight_stream_,
        .parse = ReadUpdateWeightsRequest,

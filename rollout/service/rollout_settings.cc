@@ -12,8 +12,9 @@
 #include "common/base/status_macros.h"
 #include "common/config/flags.h"
 #include "common/rpc/server_flags.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "kernels/blocks/rank_shape.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/runtime/cuda_backend.h"
 #include "kernels/runtime/host_executor.h"
 #include "rollout/guesses/drafters.h"
@@ -293,7 +294,7 @@ absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
   if (settings.wrap_ranks) runner.make_rank = settings.wrap_ranks(std::move(runner.make_rank));
   if (settings.backend.backend == BackendKind::kCuda) {
     const auto bytes =
-        static_cast<double>(NumParameters(Describe(config)) * sizeof(contract::Bf16));
+        static_cast<double>(NumParameters(ModelPlan(config)) * sizeof(contract::Bf16));
     options.speculation.costs =
         GpuStepCosts(bytes / runner.tensor_parallel_size, runner.tensor_parallel_size);
   }

@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/checkpoint/dtype.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/strict_json.h"  // Quoted
+#include "common/checkpoint/tensor_plan.h"
 #include "common/parallel/pickled_nccl_id.h"
 
 namespace isobit {
@@ -71,12 +71,12 @@ Packing ReadPacking(const v1::ReceiveWeightsRequest& proto, const Packing& other
   return packing;
 }
 
-std::vector<Tensor> WithUnlisted(std::vector<Tensor> listed, const ModelConfig& config) {
+std::vector<Tensor> WithUnlisted(std::vector<Tensor> listed, const TensorPlan& plan) {
   if (listed.empty()) return listed;
   std::set<std::string> names;
   for (const Tensor& tensor : listed) names.insert(tensor.name);
   const DType dtype = listed.front().dtype;
-  for (const ExpectedTensor& expected : ExpectedTensors(Describe(config))) {
+  for (const ExpectedTensor& expected : ExpectedTensors(plan)) {
     if (names.contains(expected.name)) continue;
     listed.push_back({.name = expected.name, .dtype = dtype, .shape = expected.shape});
   }

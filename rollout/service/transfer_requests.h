@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/checkpoint/model_config.h"
 #include "common/checkpoint/safetensors.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/parallel/weight_broadcast.h"
 #include "isobit/v1/rollout.pb.h"
 
@@ -41,7 +41,7 @@ Packing ReadPacking(const v1::ReceiveWeightsRequest& proto, const Packing& other
 
 // The tensors of an update: the listed ones first, then the model's others, in the order of a
 // forward pass and with the dtype of the first listed one.
-std::vector<Tensor> WithUnlisted(std::vector<Tensor> listed, const ModelConfig& config);
+std::vector<Tensor> WithUnlisted(std::vector<Tensor> listed, const TensorPlan& plan);
 
 // The numbers in `all` of the listed tensors. INVALID_ARGUMENT, naming the tensor: `all` has none
 // of its name, dtype and shape; or its number is in `came`; or it is listed twice.

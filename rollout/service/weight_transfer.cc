@@ -263,11 +263,11 @@ absl::Status WeightTransfer::ReceiveAsked(const v1::ReceiveWeightsRequest& reque
 
 absl::StatusOr<std::shared_ptr<WeightTransfer::Outcome>> WeightTransfer::Plan(
     std::vector<Tensor> listed) {
-  std::vector<Tensor> tensors = WithUnlisted(std::move(listed), service_.config);
+  std::vector<Tensor> tensors = WithUnlisted(std::move(listed), service_.plan);
   auto outcome = std::make_shared<Outcome>();
   ISOBIT_ASSIGN_OR_RETURN(
       outcome->source,
-      StreamedSource::Create(tensors, service_.config, service_.policy, service_.limits));
+      StreamedSource::Create(tensors, service_.plan, service_.policy, service_.limits));
   for (Tensor& tensor : tensors) {
     ISOBIT_ASSIGN_OR_RETURN(tensor.size_bytes, TensorBytes(tensor.dtype, tensor.shape));
   }

@@ -19,8 +19,8 @@
 #include "absl/status/statusor.h"
 #include "common/base/awaited.h"
 #include "common/checkpoint/load_policy.h"
-#include "common/checkpoint/model_config.h"
 #include "common/checkpoint/streamed_source.h"
+#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/weight_switch.h"
 #include "common/parallel/weight_broadcast.h"
 #include "isobit/v1/rollout.pb.h"
@@ -40,7 +40,7 @@ struct WeightTransferOptions {
 class WeightTransfer {
  public:
   struct Service {
-    ModelConfig config;
+    TensorPlan plan;  // of the model that serves
     LoadPolicy policy;
     WeightStreamLimits limits;
     // Begins an update. When it ends, fills the response and calls `answer`, on any thread.

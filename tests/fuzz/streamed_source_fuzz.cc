@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "common/base/check.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/streamed_source.h"
+#include "kernels/model/model_plan.h"
 #include "tests/fuzz/fuzz_check.h"
 #include "tests/support/tiny_model.h"
 
@@ -32,8 +32,9 @@ class Steps {
  public:
   explicit Steps(const std::vector<Tensor>& listed)
       : source_(*StreamedSource::Create(
-            listed, isobit::testing_support::TinyConfig(isobit::Architecture::kQwen3), {},
-            {.max_silence = std::chrono::milliseconds(0)})) {
+            listed,
+            isobit::ModelPlan(isobit::testing_support::TinyConfig(isobit::Architecture::kQwen3)),
+            {}, {.max_silence = std::chrono::milliseconds(0)})) {
     for (const Tensor& tensor : listed) {
       accounts_.push_back({std::vector<bool>(source_->Find(tensor.name)->size_bytes), 0});
       sorted_.push_back(
@@ -99,7 +100,7 @@ class Steps {
 std::vector<Tensor> Listed() {
   std::vector<Tensor> listed;
   const auto config = isobit::testing_support::TinyConfig(isobit::Architecture::kQwen3);
-  for (const isobit::ExpectedTensor& spec : ExpectedTensors(Describe(config))) {
+  for (const isobit::ExpectedTensor& spec : ExpectedTensors(isobit::ModelPlan(config))) {
     listed.push_back({.name = spec.name, .dtype = isobit::DType::kBf16, .shape = spec.shape});
   }
   return listed;

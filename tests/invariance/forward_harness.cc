@@ -12,6 +12,7 @@
 #include "common/checkpoint/validate_tensors.h"
 #include "common/parallel/thread_group.h"
 #include "kernels/gather_all_reduce.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/model/numerics.h"
 #include "kernels/model/resident_weights.h"
 #include "tests/support/prepare_blocks.h"
@@ -33,33 +34,17 @@ T Must(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Elements of a layer's keys, or of its values.
-size_t ElementsOf(const KvCache& cache) {
-  const PagedKv kv = cache.layer(0);
-  return static_cast<size_t>(cache.num_pages()) * static_cast<size_t>(kv.kv_heads) *
-         static_cast<size_t>(kv.page_size) * static_cast<size_t>(kv.head_dim);
-}
-
 // Memory that no position was written to must not change a bit.
-void Poison(const KvCache& cache, int num_layers, Device& device) {
-  const std::vector<Bf16> poison(ElementsOf(cache), 0xffff);
-  for (int layer = 0; layer < num_layers; ++layer) {
-    Must(device.Copy(cache.layer(layer).k, poison.data(), poison.size() * sizeof(Bf16)));
-    Must(device.Copy(cache.layer(layer).v, poison.data(), poison.size() * sizeof(Bf16)));
-  }
+void Poison(const KvCache& cache, Device& device) {
+  const std::vector<Bf16> poison(cache.bytes() / sizeof(Bf16), 0xffff);
+  Must(device.Copy(cache.of_block(0).planes, poison.data(), cache.bytes()));
   Must(device.Synchronize());
 }
 
-std::vector<Bf16> ReadCache(const KvCache& cache, int num_layers, Device& device) {
-  const size_t size = ElementsOf(cache);
-  std::vector<Bf16> read(2 * size * static_cast<size_t>(num_layers));
-  Bf16* to = read.data();
-  for (int layer = 0; layer < num_layers; ++layer) {
-    for (const Bf16* from : {cache.layer(layer).k, cache.layer(layer).v}) {
-      Must(device.Copy(to, from, size * sizeof(Bf16)));
-      to += size;
-    }
-  }
+// The keys of the first layer, its values, those of the second, ...
+std::vector<Bf16> ReadCache(const KvCache& cache, Device& device) {
+  std::vector<Bf16> read(cache.bytes() / sizeof(Bf16));
+  Must(device.Copy(read.data(), cache.of_block(0).planes, cache.bytes()));
   Must(device.Synchronize());
   return read;
 }
@@ -122,7 +107,7 @@ ForwardHarness::ForwardHarness(const std::string& model_directory) {
   auto checkpoint = Checkpoint::Open(model_directory);
   ISOBIT_CHECK(checkpoint.ok()) << checkpoint.status().ToString();
   checkpoint_ = std::make_unique<Checkpoint>(*std::move(checkpoint));
-  const absl::Status valid = ValidateTensors(Describe(config_), *checkpoint_);
+  const absl::Status valid = ValidateTensors(ModelPlan(config_), *checkpoint_);
   ISOBIT_CHECK(valid.ok()) << valid.ToString();
 }
 
@@ -165,8 +150,8 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
                                .ranks.blocks.front()));
       const KvCache cache =
           Must(KvCache::Create(config_, layout.shape(), num_pages, schedule.page_size,
-                               /*shared_layers=*/false, ops->device()));
-      Poison(cache, config_.num_layers, ops->device());
+                               /*shared=*/false, ops->device()));
+      Poison(cache, ops->device());
       Communicator& comm = group.rank(rank);
       GatherAllReduce all_reduce(*ops, comm, schedule.overlap_rows);
       Transformer transformer(layout, rope, *ops, schedule.tp_size > 1 ? &all_reduce : nullptr);
@@ -197,8 +182,7 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
         Must(comm.Barrier());
       }
       if (schedule.caches != nullptr) {
-        (*schedule.caches)[static_cast<size_t>(rank)] =
-            ReadCache(cache, config_.num_layers, ops->device());
+        (*schedule.caches)[static_cast<size_t>(rank)] = ReadCache(cache, ops->device());
       }
     });
   }

@@ -10,8 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/base/check.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/safetensors.h"
+#include "common/checkpoint/tensor_names.h"
+#include "kernels/model/model_plan.h"
 
 namespace isobit::testing_support {
 namespace {
@@ -49,14 +50,14 @@ Distribution DistributionOf(const ExpectedTensor& spec) {
   if (spec.op == ParameterOp::kNorm || spec.op == ParameterOp::kHeadNorm) return {1.0f, 0.125f};
   if (spec.op == ParameterOp::kBias) return {0.0f, 0.25f};
   const float unit = 1.0f / std::sqrt(static_cast<float>(spec.shape[1]));
-  const bool head = spec.role == Role::kEmbedding || spec.role == Role::kHead;
+  const bool head = spec.op == ParameterOp::kEmbedding || spec.name == kHeadName;
   return {0.0f, head ? 2.0f * unit : unit};
 }
 
 // A model's tensors, each bias right after its module's weight. The golden digests depend on this
 // order, in which weights are drawn.
 std::vector<ExpectedTensor> DrawingOrder(const ModelConfig& config) {
-  const std::vector<ExpectedTensor> specs = ExpectedTensors(Describe(config));
+  const std::vector<ExpectedTensor> specs = ExpectedTensors(ModelPlan(config));
   std::vector<ExpectedTensor> order;
   for (const ExpectedTensor& spec : specs) {
     if (spec.op == ParameterOp::kBias) continue;
@@ -130,7 +131,7 @@ void WriteModel(const ModelConfig& config, const TinyWeights& weights,
   absl::Status status = WriteConfigJson(config, directory);
   ISOBIT_CHECK(status.ok()) << status.ToString();
   std::vector<Tensor> tensors;
-  for (const ExpectedTensor& spec : ExpectedTensors(Describe(config))) {
+  for (const ExpectedTensor& spec : ExpectedTensors(ModelPlan(config))) {
     const auto found = weights.tensors.find(spec.name);
     if (found == weights.tensors.end()) continue;
     const std::vector<uint16_t>& values = found->second;

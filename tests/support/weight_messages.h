@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "isobit/v1/types.pb.h"
+#include "kernels/model/model_plan.h"
 #include "proto/isobit/status_convert.h"
 #include "tests/support/tiny_model.h"
 
@@ -23,7 +23,7 @@ namespace isobit::testing_support {
 inline std::vector<v1::WeightChunk> MessagesOf(const ModelConfig& config,
                                                const TinyWeights& weights, size_t longest = 1000) {
   std::vector<v1::WeightChunk> messages(1);
-  for (const ExpectedTensor& spec : ExpectedTensors(Describe(config))) {
+  for (const ExpectedTensor& spec : ExpectedTensors(ModelPlan(config))) {
     v1::WeightStreamBegin& begin = *messages[0].mutable_begin();
     const auto number = static_cast<uint32_t>(begin.tensors_size());
     v1::StreamedTensor& tensor = *begin.add_tensors();

@@ -9,6 +9,7 @@
 #include "common/checkpoint/validate_tensors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/model/model_plan.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -25,7 +26,7 @@ std::string DigestOf(const std::string& directory) {
   EXPECT_THAT(config, testing_support::IsOk());
   const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(directory);
   EXPECT_THAT(checkpoint, testing_support::IsOk());
-  ISOBIT_EXPECT_OK(ValidateTensors(Describe(*config), *checkpoint));
+  ISOBIT_EXPECT_OK(ValidateTensors(ModelPlan(*config), *checkpoint));
   return DigestTensors(*checkpoint)->checkpoint;
 }
 

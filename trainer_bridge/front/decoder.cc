@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/checkpoint/checkpoint.h"
@@ -20,14 +21,9 @@
 namespace isobit::front {
 namespace {
 
-// The modules of a layer in the order in which transformers' classes have them.
-constexpr const char* kModules[] = {
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",        "self_attn.o_proj",
-    "self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj",           "mlp.up_proj",
-    "mlp.down_proj",    "input_layernorm",  "post_attention_layernorm"};
-
 // INVARIANT: named_parameters() has the order of the Hugging Face model's, in which a norm adds up
-// (C15). DecoderTest.HasPythonsBits.
+// (C15). DecoderTest.HasPythonsBits. A layer's blocks come first, each with its products and then
+// the norms of its heads; their own norms are the last of the layer.
 std::vector<TensorSpec> HuggingFaceOrder(const ModelPlan& plan) {
   std::map<std::string, TensorSpec> left;
   std::vector<TensorSpec> order;
@@ -35,15 +31,26 @@ std::vector<TensorSpec> HuggingFaceOrder(const ModelPlan& plan) {
   const auto take = [&](const std::string& name) {
     if (auto found = left.extract(name)) order.push_back(std::move(found.mapped()));
   };
-  take(plan.blocks.front().front().tensors[0].name);  // the embedding
-  for (int layer = 0; layer < plan.config.num_layers; ++layer) {
-    for (const char* module : kModules) {
-      const std::string name = absl::StrCat("model.layers.", layer, ".", module);
-      take(name + ".weight");
-      take(name + ".bias");
+  const auto take_all = [&](size_t block, ParameterOp op) {
+    for (const Parameter& parameter : plan.parameters[block]) {
+      if (parameter.op != op) continue;
+      for (const TensorSpec& tensor : parameter.tensors) {
+        take(tensor.name);
+        take(absl::StrCat(absl::StripSuffix(tensor.name, ".weight"), ".bias"));
+      }
     }
+  };
+  take_all(0, ParameterOp::kEmbedding);
+  for (size_t begin = 0, end = 0; begin < plan.blocks.size(); begin = end) {
+    const int layer = plan.blocks[begin]->layer();
+    for (; end < plan.blocks.size() && plan.blocks[end]->layer() == layer; ++end) {
+      take_all(end + 1, ParameterOp::kLinear);
+      take_all(end + 1, ParameterOp::kHeadNorm);
+    }
+    for (size_t b = begin; b < end; ++b) take_all(b + 1, ParameterOp::kNorm);
   }
-  for (const Parameter& parameter : plan.blocks.back()) take(parameter.tensors[0].name);
+  take_all(plan.parameters.size() - 1, ParameterOp::kNorm);
+  take_all(plan.parameters.size() - 1, ParameterOp::kLinear);
   ISOBIT_CHECK(left.empty()) << left.begin()->first;
   return order;
 }
@@ -86,7 +93,7 @@ torch::Tensor TableOf(const std::vector<float>& values, int64_t positions) {
 
 }  // namespace
 
-Decoder::Decoder(const ModelConfig& config) : plan_(Describe(config)) {}
+Decoder::Decoder(const ModelConfig& config) : plan_(config) {}
 
 absl::StatusOr<std::shared_ptr<Decoder>> Decoder::Load(const std::string& directory) {
   ISOBIT_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory));
@@ -103,17 +110,19 @@ absl::StatusOr<std::shared_ptr<Decoder>> Decoder::Load(const std::string& direct
   return decoder;
 }
 
-std::vector<torch::Tensor> Decoder::Weights(size_t block, Role role) const {
+std::vector<torch::Tensor> Decoder::Weights(size_t block, ParameterIndex index) const {
   std::vector<torch::Tensor> weights;
-  if (const Parameter* parameter = FindParameter(plan_.blocks[block], role)) {
-    for (const TensorSpec& spec : parameter->tensors) weights.push_back(parameters_.at(spec.name));
+  if (index == kNoParameter) return weights;
+  for (const TensorSpec& spec : plan_.parameters[block][static_cast<size_t>(index)].tensors) {
+    weights.push_back(parameters_.at(spec.name));
   }
   return weights;
 }
-torch::Tensor Decoder::Weight(size_t block, Role role) const { return Weights(block, role)[0]; }
-std::optional<torch::Tensor> Decoder::MaybeWeight(size_t block, Role role) const {
-  const std::vector<torch::Tensor> weights = Weights(block, role);
-  return weights.empty() ? std::nullopt : std::optional(weights[0]);
+torch::Tensor Decoder::Weight(size_t block, ParameterIndex index) const {
+  return Weights(block, index)[0];
+}
+std::optional<torch::Tensor> Decoder::MaybeWeight(size_t block, ParameterIndex index) const {
+  return index == kNoParameter ? std::nullopt : std::optional(Weight(block, index));
 }
 
 void Decoder::GrowTable(int64_t positions) {
@@ -127,27 +136,27 @@ void Decoder::GrowTable(int64_t positions) {
   sine_ = TableOf(table.sine, size).to(device);
 }
 
-torch::Tensor Decoder::Layer(size_t layer, const torch::Tensor& hidden,
-                             const TrainingBatch& batch) const {
+torch::Tensor Decoder::Forward(const isobit::Attention& block, size_t number,
+                               const torch::Tensor& hidden, const TrainingBatch& batch) const {
   const ModelConfig& c = config();
-  const size_t block = layer + 1;
   const Bounds& packs = batch.packs;
   const HeadShape shape = {c.num_heads, c.num_kv_heads, c.head_dim, c.rms_norm_eps};
-  const auto linear = [&](const torch::Tensor& x, Role weight, Role bias) {
-    return Linear(x, Weights(block, weight), Weights(block, bias), packs);
-  };
-  torch::Tensor h = RmsNorm(hidden, Weight(block, Role::kInputNorm), c.rms_norm_eps, packs);
-  const auto [q, k, v] =
-      Qkv(linear(h, Role::kQkv, Role::kQkvBias), batch, cosine_, sine_,
-          MaybeWeight(block, Role::kQNorm), MaybeWeight(block, Role::kKNorm), shape);
-  h = Attention(q, k, v, batch, c.head_dim, c.WindowOfLayer(static_cast<int>(layer)));
-  const torch::Tensor middle =
-      LinearAdd(h, Weight(block, Role::kO), MaybeWeight(block, Role::kOBias), hidden,
-                c.num_heads / c.num_kv_heads * c.head_dim, packs);
-  h = RmsNorm(middle, Weight(block, Role::kPostNorm), c.rms_norm_eps, packs);
-  h = SwiGlu(linear(h, Role::kGateUp, Role::kGateUpBias));
-  return LinearAdd(h, Weight(block, Role::kDown), MaybeWeight(block, Role::kDownBias), middle,
-                   contract::kLeafUnit, packs);
+  torch::Tensor h = RmsNorm(hidden, Weight(number, block.norm()), c.rms_norm_eps, packs);
+  h = Linear(h, Weights(number, block.qkv()), Weights(number, block.qkv_bias()), packs);
+  const auto [q, k, v] = Qkv(h, batch, cosine_, sine_, MaybeWeight(number, block.q_norm()),
+                             MaybeWeight(number, block.k_norm()), shape);
+  h = Attention(q, k, v, batch, c.head_dim, block.window());
+  return LinearAdd(h, Weight(number, block.o()), MaybeWeight(number, block.o_bias()), hidden,
+                   c.num_heads / c.num_kv_heads * c.head_dim, packs);
+}
+
+torch::Tensor Decoder::Forward(const GatedMlp& block, size_t number, const torch::Tensor& hidden,
+                               const TrainingBatch& batch) const {
+  const Bounds& packs = batch.packs;
+  torch::Tensor h = RmsNorm(hidden, Weight(number, block.norm()), config().rms_norm_eps, packs);
+  h = Linear(h, Weights(number, block.gate_up()), Weights(number, block.gate_up_bias()), packs);
+  return LinearAdd(SwiGlu(h), Weight(number, block.down()), MaybeWeight(number, block.down_bias()),
+                   hidden, contract::kLeafUnit, packs);
 }
 
 absl::StatusOr<Scores> Decoder::Score(const TrainingBatch& batch) {
@@ -163,14 +172,21 @@ absl::StatusOr<Scores> Decoder::Score(const TrainingBatch& batch) {
   }
   GrowTable(batch.max_length);
   const auto tied = c.tie_word_embeddings ? c10::make_intrusive<TiedGradient>() : TiedGradientPtr();
-  torch::Tensor hidden = Embedding(batch, Weight(0, Role::kEmbedding), tied);
-  for (int layer = 0; layer < c.num_layers; ++layer) {
-    hidden = Layer(static_cast<size_t>(layer), hidden, batch);
+  torch::Tensor hidden = Embedding(batch, Weight(0, plan_.embedding->table()), tied);
+  for (size_t b = 0; b < plan_.blocks.size(); ++b) {
+    const Block* const block = plan_.blocks[b].get();
+    if (const auto* const attention = dynamic_cast<const isobit::Attention*>(block)) {
+      hidden = Forward(*attention, b + 1, hidden, batch);
+    } else if (const auto* const mlp = dynamic_cast<const GatedMlp*>(block)) {
+      hidden = Forward(*mlp, b + 1, hidden, batch);
+    } else {
+      return absl::UnimplementedError(absl::StrCat("no training pass for ", block->kind()));
+    }
   }
-  const size_t head = plan_.blocks.size() - 1;
-  hidden = RmsNorm(hidden, Weight(head, Role::kFinalNorm), c.rms_norm_eps, batch.packs);
-  auto [logprobs, entropies] =
-      LogProbs(hidden.index_select(0, batch.scored), Weight(head, Role::kHead), batch, tied);
+  const size_t head = plan_.parameters.size() - 1;
+  hidden = RmsNorm(hidden, Weight(head, plan_.head->norm()), c.rms_norm_eps, batch.packs);
+  auto [logprobs, entropies] = LogProbs(hidden.index_select(0, batch.scored),
+                                        Weight(head, plan_.head->linear()), batch, tied);
   return Scores{logprobs, entropies};
 }
 

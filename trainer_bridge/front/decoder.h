@@ -17,6 +17,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/tensor_plan.h"
+#include "kernels/blocks/attention.h"
+#include "kernels/blocks/gated_mlp.h"
+#include "kernels/model/model_plan.h"
 #include "trainer_bridge/front/batch.h"
 #include "trainer_bridge/front/ops.h"
 
@@ -48,12 +51,17 @@ class Decoder : public torch::nn::Module {
  private:
   explicit Decoder(const ModelConfig& config);
 
-  // The tensors of a parameter, stacked in the plan's order; none if the block lacks the role.
-  std::vector<torch::Tensor> Weights(size_t block, Role role) const;
-  torch::Tensor Weight(size_t block, Role role) const;
-  std::optional<torch::Tensor> MaybeWeight(size_t block, Role role) const;
+  // The tensors of a parameter of a block, by its number in plan_.parameters; none for
+  // kNoParameter.
+  std::vector<torch::Tensor> Weights(size_t block, ParameterIndex index) const;
+  torch::Tensor Weight(size_t block, ParameterIndex index) const;
+  std::optional<torch::Tensor> MaybeWeight(size_t block, ParameterIndex index) const;
 
-  torch::Tensor Layer(size_t layer, const torch::Tensor& hidden, const TrainingBatch& batch) const;
+  // What a block makes of the residual stream `hidden`. One for each kind of block.
+  torch::Tensor Forward(const isobit::Attention& block, size_t number, const torch::Tensor& hidden,
+                        const TrainingBatch& batch) const;
+  torch::Tensor Forward(const GatedMlp& block, size_t number, const torch::Tensor& hidden,
+                        const TrainingBatch& batch) const;
   // Extends the rotary table to `positions`.
   void GrowTable(int64_t positions);
 

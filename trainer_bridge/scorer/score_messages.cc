@@ -210,12 +210,12 @@ v1::Fingerprint FingerprintOf(const Scorer& scorer) {
 v1::ScorerServerInfo DescribeScorer(const Scorer& scorer, const ScoreLimits& limits) {
   v1::ScorerServerInfo info;
   v1::ServerInfo& server = *info.mutable_server();
-  server = DescribeServer(scorer.config(), {.mode = scorer.options().numerics,
-                                            .fingerprint = FingerprintOf(scorer).hex(),
-                                            .contract_version = contract::kContractVersion,
-                                            .instruction_set = scorer.ops_name(),
-                                            .max_logprobs = limits.max_logprobs,
-                                            .context_length = scorer.options().max_context});
+  server = DescribeServer(scorer.plan(), {.mode = scorer.options().numerics,
+                                          .fingerprint = FingerprintOf(scorer).hex(),
+                                          .contract_version = contract::kContractVersion,
+                                          .instruction_set = scorer.ops_name(),
+                                          .max_logprobs = limits.max_logprobs,
+                                          .context_length = scorer.options().max_context});
   *server.mutable_weight_version() = WeightVersionToProto(scorer.version());
   info.set_num_shards(static_cast<uint32_t>(scorer.options().num_shards));
   info.set_shard_bytes(scorer.shard_bytes());

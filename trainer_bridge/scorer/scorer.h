@@ -103,6 +103,7 @@ class Scorer {
   absl::StatusOr<ProbeResult> Probe(absl::Span<const int32_t> tokens, const ProbeWanted& wanted);
 
   const ScorerOptions& options() const { return options_; }  // with max_context resolved
+  const ModelPlan& plan() const { return ranks_->plan(); }
   const ModelConfig& config() const { return ranks_->config(); }
   WeightVersion version() const;
   const char* ops_name() const { return ranks_->ops_name(); }

@@ -108,7 +108,7 @@ grpc::ServerReadReactor<v1::WeightChunk>* ScorerService::UpdateWeightsFromStream
   Scorer& scorer = **available;
   return WeightStream::Start(
       context, *gate_,
-      {.config = scorer.config(),
+      {.plan = scorer.plan(),
        .policy = scorer.options().load_policy,
        .limits = options_.weight_stream,
        .parse = ParseUpdateWeightsRequest,

@@ -119,9 +119,9 @@ absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages) {
   if (!cache_ || cache_->num_pages() < num_pages) {
     cache_.reset();
     ISOBIT_ASSIGN_OR_RETURN(
-        cache_, KvCache::Create(config, layout_.shape(), static_cast<int32_t>(num_pages),
-                                static_cast<int32_t>(kScorePageSize), /*shared_layers=*/true,
-                                ops_->device()));
+        cache_,
+        KvCache::Create(layout_.plan(), layout_.shape(), static_cast<int32_t>(num_pages),
+                        static_cast<int32_t>(kScorePageSize), /*shared=*/true, ops_->device()));
   }
   ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(rows));
   const auto chunk_rows = static_cast<int64_t>(chunk_rows_);

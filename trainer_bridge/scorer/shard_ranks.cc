@@ -8,34 +8,34 @@
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/parallel/host_block_gather.h"
-#include "kernels/model/numerics.h"
 #include "kernels/blocks/rank_shape.h"
+#include "kernels/model/numerics.h"
 
 namespace isobit {
 
-absl::StatusOr<std::unique_ptr<ShardRanks>> ShardRanks::Create(const ModelConfig& config,
+absl::StatusOr<std::unique_ptr<ShardRanks>> ShardRanks::Create(const ModelPlan& plan,
                                                                ShardRanksOptions options) {
-  std::unique_ptr<ShardRanks> ranks(new ShardRanks(config, std::move(options)));
-  ISOBIT_RETURN_IF_ERROR(ranks->Init(config));
+  std::unique_ptr<ShardRanks> ranks(new ShardRanks(plan, std::move(options)));
+  ISOBIT_RETURN_IF_ERROR(ranks->Init(plan));
   return ranks;
 }
 
-ShardRanks::ShardRanks(const ModelConfig& config, ShardRanksOptions options)
+ShardRanks::ShardRanks(const ModelPlan& plan, ShardRanksOptions options)
     : options_(std::move(options)),
-      rope_(RopeTableOf(config, options_.max_context)),
+      rope_(RopeTableOf(plan.config, options_.max_context)),
       host_group_(options_.num_ranks),
       threads_(static_cast<size_t>(options_.num_ranks),
                [this](const absl::Status& failure) { Abort(failure); }) {}
 
-absl::Status ShardRanks::Init(const ModelConfig& config) {
+absl::Status ShardRanks::Init(const ModelPlan& plan) {
   ISOBIT_CHECK(options_.backend.make_gather || options_.num_ranks == options_.num_shards)
       << "ranks of several processes without something that gathers between them";
-  ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, 1));
+  ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(plan.config, 0, 1));
   std::vector<std::unique_ptr<Backend>> ops;
   for (int rank = 0; rank < options_.num_ranks; ++rank) {
     ISOBIT_ASSIGN_OR_RETURN(ops.emplace_back(), options_.backend.make_ops(rank));
   }
-  layout_ = std::make_unique<const WeightLayout>(config, shape, ops.front()->packer());
+  layout_ = std::make_unique<const WeightLayout>(plan, shape, ops.front()->packer());
   const size_t block_bytes = GatheredBytes(*layout_, options_.num_shards);
   std::vector<std::unique_ptr<BlockGather>> gathers(ops.size());
   if (options_.num_shards > 1) {

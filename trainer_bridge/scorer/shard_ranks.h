@@ -45,7 +45,7 @@ struct ShardedVersion {
 class ShardRanks {
  public:
   // Errors: the backend's. RESOURCE_EXHAUSTED: no memory for passes of max_batch_tokens.
-  static absl::StatusOr<std::unique_ptr<ShardRanks>> Create(const ModelConfig& config,
+  static absl::StatusOr<std::unique_ptr<ShardRanks>> Create(const ModelPlan& plan,
                                                             ShardRanksOptions options);
   ShardRanks(const ShardRanks&) = delete;
   ShardRanks& operator=(const ShardRanks&) = delete;
@@ -69,6 +69,7 @@ class ShardRanks {
   void Abort(const absl::Status& reason);
 
   const ShardRanksOptions& options() const { return options_; }
+  const ModelPlan& plan() const { return layout_->plan(); }
   const ModelConfig& config() const { return layout_->config(); }
   const WeightLayout& layout() const { return *layout_; }
   const char* ops_name() const { return ranks_.front()->ops().name(); }
@@ -79,8 +80,8 @@ class ShardRanks {
   std::chrono::microseconds gather_time() const;
 
  private:
-  ShardRanks(const ModelConfig& config, ShardRanksOptions options);
-  absl::Status Init(const ModelConfig& config);
+  ShardRanks(const ModelPlan& plan, ShardRanksOptions options);
+  absl::Status Init(const ModelPlan& plan);
 
   const ShardRanksOptions options_;
   const contract::RopeTable rope_;

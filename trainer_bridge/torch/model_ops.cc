@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/checkpoint/model_config.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/model/numerics.h"
 #include "trainer_bridge/torch/ops.h"
 
@@ -37,14 +38,19 @@ Tensor ToTensor(const std::vector<float>& values, int64_t rows, int64_t columns)
 std::string ModelFacts(const std::string& config_json, const std::string& ignored_fields) {
   const FloatEnvironment environment;
   const ModelConfig config = Parse("model_facts", config_json, ignored_fields);
+  // [layer][block]: the kinds, by which isobit.torch.blocks finds the training passes.
+  std::vector<std::vector<std::string>> layers(static_cast<size_t>(config.num_layers));
   std::vector<int> windows;
+  for (const auto& block : ModelPlan(config).blocks) {
+    layers[static_cast<size_t>(block->layer())].emplace_back(block->kind());
+  }
   for (int layer = 0; layer < config.num_layers; ++layer) {
     windows.push_back(config.WindowOfLayer(layer));
   }
   const nlohmann::json facts = {{"vocab", config.vocab_size},
                                 {"hidden", config.hidden_size},
                                 {"intermediate", config.intermediate_size},
-                                {"layers", config.num_layers},
+                                {"layers", layers},
                                 {"heads", config.num_heads},
                                 {"kv_heads", config.num_kv_heads},
                                 {"head_dim", config.head_dim},

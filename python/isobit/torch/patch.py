@@ -17,9 +17,10 @@ from torch import nn
 
 from isobit.torch import functional as F
 from isobit.torch.batch import Batch, Sampling
+from isobit.torch.blocks import BLOCKS, trained
 from isobit.torch.environment import forward_environment, refuse_flushing_threads
 from isobit.torch.fsdp import check_sharding
-from isobit.torch.gradients import keep_fp32, name_parameter, refuse_other_optimizers
+from isobit.torch.gradients import name_parameter, refuse_other_optimizers
 from isobit.torch.model_checks import check_modules, refuse_ddp, wrapping_advice
 
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -44,7 +45,7 @@ class _Facts:
         return {**vars(self), "_tables": {}}  # torch.load may put tensors on another device
 
     def check(self, model: nn.Module) -> None:
-        check_modules(model, self.family, self.layers, self.tied)
+        check_modules(model, self.family, len(self.layers), self.tied)
 
     def rope(self, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         table = self._tables.get(device)
@@ -113,7 +114,7 @@ def patch(model: nn.Module, *, ignore_config_fields: Sequence[str] = ()) -> nn.M
     decoder = model.model
     _bind(decoder.embed_tokens, _embedding, facts)
     for index, layer in enumerate(decoder.layers):
-        _bind(layer, _layer, facts, facts.windows[index])
+        _bind(layer, _layer, facts, index)
     _bind(decoder.norm, _final_norm, facts)
     _bind(model.lm_head, _head, facts)
     _bind(decoder, _decoder, facts)
@@ -230,30 +231,9 @@ def _bind(module, function, *facts, kind=_Forward):
     module.isobit_patched = True
 
 
-def _weights(*parameters):
-    """Returns the parameters, with gradients that stay float32."""
-    for p in parameters:
-        if p is None:
-            continue
-        if p.dtype is not torch.bfloat16:
-            raise ValueError(
-                f"expected parameters in bfloat16, got {p.dtype}: load the model with dtype=torch.bfloat16,"
-                " or let isobit.torch.fully_shard cast it"
-            )
-        if not p.is_leaf and torch.is_grad_enabled():
-            raise TypeError(
-                "expected parameters that are leaves of autograd, got computed ones, as FSDP1 and"
-                " DataParallel make them, which round gradients to bfloat16: use isobit.torch.fully_shard"
-                " (FSDP2), which does not"
-            )
-        if p.requires_grad and p.is_leaf:
-            keep_fp32(p)
-    return parameters
-
-
 def _embedding(module, facts, call, ids):
     b = call.batch
-    (table,) = _weights(module.weight)
+    (table,) = trained(module.weight)
     if b.device != table.device:
         raise ValueError(f"batch: expected tensors on {table.device}, where the model is, got {b.device}")
     if b.max_id >= table.shape[0]:
@@ -263,41 +243,19 @@ def _embedding(module, facts, call, ids):
     return F.embedding(b, table)
 
 
-def _layer(layer, facts, window, call, hidden):
-    b, attention, mlp = call.batch, layer.self_attn, layer.mlp
-    cosine, sine = call.rope
-    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-    q_norm, k_norm = (attention.q_norm.weight, attention.k_norm.weight) if facts.qk_norm else (None, None)
-    _weights(layer.input_layernorm.weight, layer.post_attention_layernorm.weight, q_norm, k_norm)
-    h = F.rms_norm(hidden, layer.input_layernorm.weight, facts.eps, b.packs)
-    h = _linear(h, qkv, b)
-    q, k, v = F.qkv(h, b.positions, cosine, sine, q_norm, k_norm, facts.eps, facts.heads, facts.kv_heads,
-                    facts.head_dim, b.packs)  # fmt: skip
-    h = F.attention(q, k, v, b.cu_seqlens, b.sequences, facts.head_dim, window)
-    hidden = _linear_add(h, attention.o_proj, hidden, facts.heads // facts.kv_heads * facts.head_dim, b)
-    h = F.rms_norm(hidden, layer.post_attention_layernorm.weight, facts.eps, b.packs)
-    h = F.swiglu(_linear(h, (mlp.gate_proj, mlp.up_proj), b))
-    return _linear_add(h, mlp.down_proj, hidden, 16, b)
-
-
-def _linear(x, modules, batch):
-    weights = _weights(*(m.weight for m in modules))
-    biases = [b for b in _weights(*(m.bias for m in modules)) if b is not None]
-    return F.linear(x, list(weights), biases, batch.packs)
-
-
-def _linear_add(x, module, residual, unit, batch):
-    weight, bias = _weights(module.weight, module.bias)
-    return F.linear_add(x, weight, bias, residual, unit, batch.packs)
+def _layer(layer, facts, index, call, hidden):
+    for block in facts.layers[index]:
+        hidden = BLOCKS[block](layer, facts, index, call, hidden)
+    return hidden
 
 
 def _final_norm(module, facts, call, hidden):
-    return F.rms_norm(hidden, *_weights(module.weight), facts.eps, call.batch.packs)
+    return F.rms_norm(hidden, *trained(module.weight), facts.eps, call.batch.packs)
 
 
 def _head(module, facts, call, hidden):
     b = call.batch
-    (weight,) = _weights(module.weight)
+    (weight,) = trained(module.weight)
     if call.sampling is None:
         return F.logits(hidden, weight, b.packs)
     rows = call.sampling.rows(b)

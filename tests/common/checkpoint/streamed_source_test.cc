@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "common/base/parallel_for.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/weight_reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/model/model_plan.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/tiny_model.h"
 
@@ -40,7 +40,7 @@ struct Piece {
 class StreamedSourceTest : public testing::Test {
  protected:
   StreamedSourceTest() {
-    for (const ExpectedTensor& spec : ExpectedTensors(Describe(config_))) {
+    for (const ExpectedTensor& spec : ExpectedTensors(ModelPlan(config_))) {
       listed_.push_back({.name = spec.name, .dtype = DType::kBf16, .shape = spec.shape});
       const std::vector<uint16_t>& values = weights_.tensors.at(spec.name);
       bytes_.emplace_back(reinterpret_cast<const char*>(values.data()), 2 * values.size());
@@ -50,13 +50,13 @@ class StreamedSourceTest : public testing::Test {
   std::shared_ptr<StreamedSource> Open(size_t max_kept_bytes = SIZE_MAX,
                                        std::chrono::milliseconds max_silence = kNever) const {
     auto source = StreamedSource::Create(
-        listed_, config_, {}, {.max_kept_bytes = max_kept_bytes, .max_silence = max_silence});
+        listed_, plan_, {}, {.max_kept_bytes = max_kept_bytes, .max_silence = max_silence});
     EXPECT_THAT(source, testing_support::IsOk());
     return *source;
   }
 
   absl::Status CreateStatus() const {
-    return StreamedSource::Create(listed_, config_, {}, {}).status();
+    return StreamedSource::Create(listed_, plan_, {}, {}).status();
   }
 
   // All bytes, in the order of the list, cut at random.
@@ -77,6 +77,7 @@ class StreamedSourceTest : public testing::Test {
   }
 
   const ModelConfig config_ = testing_support::TinyConfig(Architecture::kQwen3);
+  const ModelPlan plan_{config_};
   const testing_support::TinyWeights weights_ = testing_support::RandomWeights(config_, 1);
   std::vector<Tensor> listed_;      // in the order of a forward pass
   std::vector<std::string> bytes_;  // [number]
@@ -267,7 +268,7 @@ TEST_F(StreamedSourceTest, TensorsThatStayWhereTheyAre) {
     held.blocks.push_back(
         {.tensor = number, .num_rows = shape[0], .num_columns = columns, .row_stride = columns});
   }
-  const auto open = [&] { return *StreamedSource::Create(listed_, config_, {}, {}, held); };
+  const auto open = [&] { return *StreamedSource::Create(listed_, plan_, {}, {}, held); };
   const auto source = open();
   for (size_t number = 0; number < listed_.size(); ++number) {
     const WeightBlock& block = source->blocks()->blocks[number];
@@ -284,7 +285,7 @@ TEST_F(StreamedSourceTest, TensorsThatStayWhereTheyAre) {
   EXPECT_THAT(with_piece->failure(), StatusIs(kInvalid));
 
   held.blocks.pop_back();
-  EXPECT_THAT(StreamedSource::Create(listed_, config_, {}, {}, held),
+  EXPECT_THAT(StreamedSource::Create(listed_, plan_, {}, {}, held),
               StatusIs(kInvalid, HasSubstr(listed_.back().name)));
   EXPECT_EQ(Open()->blocks(), nullptr);
 }
@@ -311,7 +312,7 @@ TEST_F(StreamedSourceTest, TheListMustBeThatOfTheModel) {
   listed_[norm].dtype = DType::kF16;
   EXPECT_THAT(CreateStatus(), StatusIs(kInvalid, AllOf(HasSubstr("F16"), HasSubstr("model.norm"))));
   ISOBIT_EXPECT_OK(
-      StreamedSource::Create(listed_, config_, {.ignored_fields = {}, .round_fp16 = true}, {}));
+      StreamedSource::Create(listed_, plan_, {.ignored_fields = {}, .round_fp16 = true}, {}));
   listed_[norm].dtype = DType::kF32;
   ISOBIT_EXPECT_OK(CreateStatus());
 }

@@ -9,6 +9,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/model/model_plan.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
@@ -56,9 +57,9 @@ class Written {
     ISOBIT_EXPECT_OK(WriteSafetensors(dir.File("model.safetensors"), tensors_));
     const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(dir.path());
     ISOBIT_RETURN_IF_ERROR(checkpoint.status());
-    ISOBIT_RETURN_IF_ERROR(ValidateTensors(Describe(config), *checkpoint));
+    ISOBIT_RETURN_IF_ERROR(ValidateTensors(ModelPlan(config), *checkpoint));
     ISOBIT_ASSIGN_OR_RETURN(const CheckpointDigests digests, DigestTensors(*checkpoint));
-    return CheckTiedTensors(Describe(config), digests);
+    return CheckTiedTensors(ModelPlan(config), digests);
   }
 
  private:
@@ -70,13 +71,13 @@ TEST(ValidateTensorsTest, AcceptsExactlyTheExpected) {
   for (const Architecture architecture :
        {Architecture::kLlama, Architecture::kMistral, Architecture::kQwen2, Architecture::kQwen3}) {
     const ModelConfig config = TinyConfig(architecture);
-    ISOBIT_EXPECT_OK(Written(ExpectedTensors(Describe(config))).Validate(config));
+    ISOBIT_EXPECT_OK(Written(ExpectedTensors(ModelPlan(config))).Validate(config));
   }
 }
 
 TEST(ValidateTensorsTest, NamesMissingUnexpectedAndMisshapen) {
   const ModelConfig config = TinyConfig(Architecture::kQwen3);
-  auto specs = ExpectedTensors(Describe(config));
+  auto specs = ExpectedTensors(ModelPlan(config));
   for (ExpectedTensor& spec : specs) {
     if (spec.name == "model.norm.weight") spec.shape = {8};
     if (spec.name == "model.layers.1.self_attn.k_norm.weight") spec.name = "extra\"name";
@@ -93,22 +94,22 @@ TEST(ValidateTensorsTest, NamesMissingUnexpectedAndMisshapen) {
 TEST(ValidateTensorsTest, TiedLmHeadMustEqualTheEmbedding) {
   ModelConfig config = TinyConfig(Architecture::kLlama);
   config.tie_word_embeddings = true;
-  Written equal(ExpectedTensors(Describe(config)));
+  Written equal(ExpectedTensors(ModelPlan(config)));
   equal.Add("lm_head.weight", {5, 7});
   ISOBIT_EXPECT_OK(equal.Validate(config));
-  Written unequal(ExpectedTensors(Describe(config)));
+  Written unequal(ExpectedTensors(ModelPlan(config)));
   unequal.Add("lm_head.weight", {5, 7}, '\1');
   EXPECT_THAT(unequal.Validate(config),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("lm_head.weight"), HasSubstr("ties it"))));
   config.tie_word_embeddings = false;
-  Written untied(ExpectedTensors(Describe(TinyConfig(Architecture::kLlama))));
+  Written untied(ExpectedTensors(ModelPlan(TinyConfig(Architecture::kLlama))));
   ISOBIT_EXPECT_OK(untied.Validate(config));
 }
 
 TEST(ValidateTensorsTest, IgnoresRotaryBuffers) {
   const ModelConfig config = TinyConfig(Architecture::kLlama);
-  Written written(ExpectedTensors(Describe(config)));
+  Written written(ExpectedTensors(ModelPlan(config)));
   for (const char* name :
        {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq",
         "model.rotary_emb.original_inv_freq", "model.layers.1.self_attn.rotary_emb.cos_cached"}) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/model/model_plan.h"
 #include "tests/support/status_matchers.h"
 #include "tools/model_shapes.h"
 
@@ -17,16 +18,16 @@ using testing_support::StatusIs;
 // A rank's share of every layer.
 struct RankLinears {
   RankLinears(const ModelConfig& config, const RankShape& shape) {
-    const ModelPlan plan = Describe(config);
-    const auto linear = [&](const std::vector<Parameter>& block, Role role) {
-      return LinearOf(*FindParameter(block, role), shape);
+    const ModelPlan plan(config);
+    const auto linear = [&](const std::vector<Parameter>& block, const char* name) {
+      return LinearOf(*FindParameter(block, name), shape);
     };
-    qkv = linear(plan.blocks[1], Role::kQkv);
-    o = linear(plan.blocks[1], Role::kO);
-    gate_up = linear(plan.blocks[1], Role::kGateUp);
-    down = linear(plan.blocks[1], Role::kDown);
-    head = linear(plan.blocks.back(), Role::kHead);
-    const Parameter& weight = *FindParameter(plan.blocks[1], Role::kDown);
+    qkv = linear(plan.parameters[1], "qkv");
+    o = linear(plan.parameters[1], "o");
+    gate_up = linear(plan.parameters[2], "gate_up");
+    down = linear(plan.parameters[2], "down");
+    head = linear(plan.parameters.back(), "head");
+    const Parameter& weight = *FindParameter(plan.parameters[2], "down");
     intermediate = SliceOf(weight, weight.tensors[0], shape).columns;
   }
 

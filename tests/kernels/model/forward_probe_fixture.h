@@ -151,7 +151,7 @@ class ForwardProbeFixture : public ::testing::Test {
     Transformer transformer(layout, rope, ops, shape.size > 1 ? &all_reduce : nullptr);
     const KvCache cache = *KvCache::Create(config_, shape, static_cast<int32_t>(pass.pages.size()),
                                            FaultyOps::kPageSize,
-                                           /*shared_layers=*/true, ops.device());
+                                           /*shared=*/true, ops.device());
     const Batch batch = {.ids = pass.ids, .sequences = {pass.sequence}};
     const auto rows = static_cast<int64_t>(pass.ids.size());
     GrowingBuffer<Bf16> hidden;

@@ -14,6 +14,7 @@
 #include "common/checkpoint/validate_tensors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/model/model_plan.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
@@ -51,7 +52,7 @@ TEST_F(LoadFormatTest, EveryElementIsTheOneOfTheFiles) {
     ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel stored,
                                 OpenModelAs(LoadFormat::kAuto, root_.path(), "stored"));
     ISOBIT_ASSERT_OK_AND_ASSIGN(const OpenedModel dummy, OpenDummy(MakeDummy(shape, 7)));
-    ISOBIT_EXPECT_OK(ValidateTensors(Describe(dummy.config), *dummy.weights));
+    ISOBIT_EXPECT_OK(ValidateTensors(ModelPlan(dummy.config), *dummy.weights));
     ASSERT_EQ(dummy.weights->tensors().size(), stored.weights->tensors().size());
     const TensorSet files = testing_support::AllTensors(*stored.weights);
     for (size_t i = 0; i < stored.weights->tensors().size(); ++i) {
@@ -71,10 +72,10 @@ TEST_F(LoadFormatTest, RoundsFp16OnlyWhenTold) {
   ISOBIT_ASSERT_OK(WriteConfigJson(config, MakeDirectory("half")));
   std::vector<std::vector<uint16_t>> halves;
   std::vector<Tensor> tensors;
-  for (const ExpectedTensor& spec : ExpectedTensors(Describe(config))) {
+  for (const ExpectedTensor& spec : ExpectedTensors(ModelPlan(config))) {
     halves.emplace_back(spec.NumElements(), uint16_t{0x3c01});  // 1 + 2^-10, no bf16 number
     tensors.push_back({.name = spec.name,
-                       .dtype = spec.role == Role::kFinalNorm ? DType::kF16 : DType::kBf16,
+                       .dtype = spec.name == "model.norm.weight" ? DType::kF16 : DType::kBf16,
                        .shape = spec.shape,
                        .data = reinterpret_cast<const uint8_t*>(halves.back().data()),
                        .size_bytes = halves.back().size() * sizeof(uint16_t)});
@@ -123,8 +124,8 @@ TEST_F(LoadFormatTest, TheDigestTellsConfigAndSeed) {
       (std::set<std::string>{digest, seed.weights->known_digest(), shape.weights->known_digest()}
            .size()),
       3u);
-  EXPECT_EQ(*CheckDigests(*DigestTensors(*first.weights), Describe(first.config), digest), digest);
-  EXPECT_THAT(CheckDigests(*DigestTensors(*seed.weights), Describe(seed.config), digest),
+  EXPECT_EQ(*CheckDigests(*DigestTensors(*first.weights), ModelPlan(first.config), digest), digest);
+  EXPECT_THAT(CheckDigests(*DigestTensors(*seed.weights), ModelPlan(seed.config), digest),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(digest)));
 }
 

@@ -17,8 +17,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/digest.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "gtest/gtest.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/model/random_weights.h"
 #include "kernels/plain_weight_packer.h"
 #include "tests/support/status_matchers.h"
@@ -181,7 +181,7 @@ class HostStore final : public WeightStore {
   std::vector<size_t> sizes_;
 };
 
-ModelPlan PlanOf(const std::string& shape) { return Describe(*NamedModelShape(shape)); }
+ModelPlan PlanOf(const std::string& shape) { return ModelPlan(*NamedModelShape(shape)); }
 
 std::vector<std::string> Pack(const TensorSource& source, const ModelPlan& plan) {
   HostStore store(plan);
@@ -220,13 +220,13 @@ TEST(PackModelTest, GivesTheBytesAndZerosBehindThem) {
 // well.
 TEST(PackModelTest, BlocksThatShareTensorsArePackedTogether) {
   ModelPlan plan = PlanOf("tiny-qwen2");
-  const auto tensors_of = [&](size_t block, Role role) -> std::vector<TensorSpec>& {
-    auto& parameters = plan.blocks[block];
-    return std::ranges::find(parameters, role, &Parameter::role)->tensors;
+  const auto tensors_of = [&](size_t block, const char* name) -> std::vector<TensorSpec>& {
+    auto& parameters = plan.parameters[block];
+    return std::ranges::find(parameters, name, &Parameter::name)->tensors;
   };
   plan.config.tie_word_embeddings = false;  // does not change the table
-  tensors_of(plan.blocks.size() - 1, Role::kHead) = tensors_of(0, Role::kEmbedding);
-  tensors_of(2, Role::kDown) = tensors_of(1, Role::kDown);
+  tensors_of(plan.parameters.size() - 1, "head") = tensors_of(0, "embedding");
+  tensors_of(4, "down") = tensors_of(2, "down");
   plan.tied.clear();
   const SentSource source(
       plan,

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/checkpoint/validate_tensors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/model/pack_model.h"
 #include "kernels/model/pack_parameter.h"
 #include "kernels/model/random_weights.h"
@@ -29,8 +29,8 @@ namespace {
 using testing::HasSubstr;
 using testing_support::StatusIs;
 
-constexpr Role kToyRole = static_cast<Role>(100);
-constexpr int kBlock = 2;  // the block whose bytes are checked: layer 1
+constexpr char kToy[] = "toy";
+constexpr int kBlock = 3;  // the block whose bytes are checked: attention of layer 1
 
 ModelConfig Config() { return *NamedModelShape("tiny-llama"); }
 
@@ -41,34 +41,34 @@ std::vector<Parameter> ToyRows() {
   const int64_t heads = config.num_heads;
   const int64_t kv_heads = config.num_kv_heads;
   return {
-      {.role = kToyRole,
+      {.name = kToy,
        .op = ParameterOp::kNorm,
        .tensors = {{"model.layers.#.post_feedforward_layernorm.weight", {hidden}}}},
-      {.role = kToyRole,
+      {.name = kToy,
        .op = ParameterOp::kBias,
        .tensors = {{"model.layers.#.self_attn.sinks.bias", {heads}}},
        .cut = Cut::kColumnParallel,
        .units = kv_heads,
        .packed = DType::kF32},
-      {.role = kToyRole,
+      {.name = kToy,
        .tensors = {{"model.layers.#.shared.gate.weight", {96, hidden}},
                    {"model.layers.#.shared.up.weight", {96, hidden}}},
        .cut = Cut::kColumnParallel,
        .gated = true},
-      {.role = kToyRole,
+      {.name = kToy,
        .tensors = {{"model.layers.#.shared.down.weight", {hidden, 96}}},
        .cut = Cut::kRowParallel},
   };
 }
 
 ModelPlan ToyPlan(const Parameter& row) {
-  ModelPlan plan = Describe(Config());
-  for (size_t layer = 0; layer + 2 < plan.blocks.size(); ++layer) {
+  ModelPlan plan(Config());
+  for (size_t block = 0; block < plan.blocks.size(); block += 2) {
     Parameter parameter = row;
     for (TensorSpec& tensor : parameter.tensors) {
-      tensor.name.replace(tensor.name.find('#'), 1, absl::StrCat(layer));
+      tensor.name.replace(tensor.name.find('#'), 1, absl::StrCat(plan.blocks[block]->layer()));
     }
-    plan.blocks[layer + 1].push_back(std::move(parameter));
+    plan.parameters[block + 1].push_back(std::move(parameter));
   }
   return plan;
 }
@@ -125,7 +125,7 @@ class ToyArchitectureTest : public testing::TestWithParam<size_t> {
  protected:
   ToyArchitectureTest()
       : plan_(ToyPlan(ToyRows()[GetParam()])),
-        toy_(*FindParameter(plan_.blocks[kBlock], kToyRole)),
+        toy_(*FindParameter(plan_.parameters[kBlock], kToy)),
         source_(plan_) {}
 
   AlignedBytes PackedBlock(const WeightLayout& layout) const {
@@ -135,12 +135,15 @@ class ToyArchitectureTest : public testing::TestWithParam<size_t> {
     return bytes;
   }
 
-  static const std::byte* AddressOf(const BlockWeights& weights, const Parameter& parameter) {
-    if (parameter.op == ParameterOp::kLinear) return weights.linear(parameter.role).packed;
+  const std::byte* AddressOf(const BlockWeights& weights, const Parameter& parameter) const {
+    const auto& parameters = plan_.parameters[kBlock];
+    const auto found = std::ranges::find(parameters, parameter.name, &Parameter::name);
+    const auto index = static_cast<ParameterIndex>(found - parameters.begin());
+    if (parameter.op == ParameterOp::kLinear) return weights.linear(index).packed;
     if (parameter.packed == DType::kF32) {
-      return reinterpret_cast<const std::byte*>(weights.fp32(parameter.role));
+      return reinterpret_cast<const std::byte*>(weights.fp32(index));
     }
-    return reinterpret_cast<const std::byte*>(weights.bf16(parameter.role));
+    return reinterpret_cast<const std::byte*>(weights.bf16(index));
   }
 
   // The toy parameter's first `count` elements in a block.
@@ -184,12 +187,12 @@ TEST_P(ToyArchitectureTest, NamesChecksAndCountsFollow) {
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr(absl::StrCat("missing tensors: ", tensor.name))));
   }
-  const ModelPlan plain = Describe(Config());
+  const ModelPlan plain(Config());
   EXPECT_THAT(ValidateTensors(plain, source_),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unexpected tensors")));
   uint64_t added = 0;
   for (const TensorSpec& tensor : toy_.tensors) added += tensor.NumElements();
-  EXPECT_EQ(NumParameters(plan_), NumParameters(plain) + added * (plan_.blocks.size() - 2));
+  EXPECT_EQ(NumParameters(plan_), NumParameters(plain) + added * (plan_.blocks.size() / 2));
 }
 
 TEST_P(ToyArchitectureTest, RandomWeightsSuitTheOperation) {
@@ -209,8 +212,8 @@ TEST_P(ToyArchitectureTest, RandomWeightsSuitTheOperation) {
   EXPECT_NEAR(deviation, expected, 0.4 * expected);
 }
 
-// Packs the whole model as a service does, and compares what the role is bound to with the rank's
-// slices of the tensors, element by element.
+// Packs the whole model as a service does, and compares what the parameter is bound to with the
+// rank's slices of the tensors, element by element.
 TEST_P(ToyArchitectureTest, PackedAndBoundOnEveryRank) {
   for (const int size : {1, 4}) {
     size_t packed = 0;
@@ -232,20 +235,20 @@ TEST_P(ToyArchitectureTest, PackedAndBoundOnEveryRank) {
 TEST_P(ToyArchitectureTest, OtherParametersKeepTheirBytesAndShareNone) {
   const RankShape shape = *ShapeOfRank(plan_.config, 1, 4);
   const WeightLayout layout(plan_, shape, packer_);
-  const WeightLayout plain(Describe(Config()), shape, packer_);
+  const WeightLayout plain(ModelPlan(Config()), shape, packer_);
   const AlignedBytes block = PackedBlock(layout);
   const AlignedBytes plain_block = PackedBlock(plain);
   std::map<const std::byte*, size_t> places;
-  for (const Parameter& parameter : plan_.blocks[kBlock]) {
+  for (const Parameter& parameter : plan_.parameters[kBlock]) {
     const std::byte* const at = AddressOf(layout.Bind(kBlock, block.get()), parameter);
     const size_t bytes = PackedBytesOf(parameter, shape, packer_);
     EXPECT_EQ((at - block.get()) % 128, 0);
     places[at] = bytes;
-    if (parameter.role == kToyRole) continue;
+    if (parameter.name == kToy) continue;
     const std::byte* const plain_at = AddressOf(plain.Bind(kBlock, plain_block.get()), parameter);
     EXPECT_EQ(std::memcmp(at, plain_at, bytes), 0) << parameter.tensors[0].name;
   }
-  EXPECT_EQ(places.size(), plan_.blocks[kBlock].size());
+  EXPECT_EQ(places.size(), plan_.parameters[kBlock].size());
   const std::byte* end = block.get();
   for (const auto& [at, bytes] : places) {
     EXPECT_GE(at, end);

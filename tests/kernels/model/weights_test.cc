@@ -9,7 +9,10 @@
 
 #include "common/checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
+#include "kernels/blocks/attention.h"
+#include "kernels/blocks/gated_mlp.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/plain_weight_packer.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
@@ -36,7 +39,7 @@ class WeightsTest : public testing::TestWithParam<std::string> {
 
   // The columns of down_proj on a rank.
   Interval IntermediateOf(const RankShape& shape) const {
-    const Parameter down = *FindParameter(Describe(config_).blocks[1], Role::kDown);
+    const Parameter down = *FindParameter(ModelPlan(config_).parameters[2], "down");
     return SliceOf(down, down.tensors[0], shape).columns;
   }
 
@@ -58,33 +61,43 @@ TEST_P(WeightsTest, EveryRowAndColumnIsWhereItBelongs) {
     for (int rank = 0; rank < size; ++rank) {
       const RankShape shape = *ShapeOfRank(config_, rank, size);
       const WeightLayout layout(config_, shape, packer_);
-      const AlignedBytes block = AllocateAligned(layout.BlockBytes(2));
-      layout.PackBlock(tensors_, 2, block.get());
-      const BlockWeights w = layout.Bind(2, block.get());
-      const auto matrix = [&](Role role) {
-        return reinterpret_cast<const Bf16*>(w.linear(role).packed);
+      // The second layer's attention and MLP.
+      const auto packed = [&](int block) {
+        AlignedBytes bytes = AllocateAligned(layout.BlockBytes(block));
+        layout.PackBlock(tensors_, block, bytes.get());
+        return bytes;
       };
+      const AlignedBytes attention_bytes = packed(3), mlp_bytes = packed(4);
+      const BlockWeights w = layout.Bind(3, attention_bytes.get());
+      const BlockWeights mlp_weights = layout.Bind(4, mlp_bytes.get());
+      const auto& attention = dynamic_cast<const Attention&>(*layout.plan().blocks[2]);
+      const auto& mlp = dynamic_cast<const GatedMlp&>(*layout.plan().blocks[3]);
+      const auto rows_of = [](const LinearWeight& weight) {
+        return reinterpret_cast<const Bf16*>(weight.packed);
+      };
+      const Bf16* const o = rows_of(w.linear(attention.o()));
+      const Bf16* const down = rows_of(mlp_weights.linear(mlp.down()));
       const Interval intermediate = IntermediateOf(shape);
-      const int64_t o_columns = w.linear(Role::kO).shape.k;
-      const int64_t down_columns = w.linear(Role::kDown).shape.k;
+      const int64_t o_columns = w.linear(attention.o()).shape.k;
+      const int64_t down_columns = mlp_weights.linear(mlp.down()).shape.k;
       // k rows follow the q rows; up rows follow the gate rows.
-      const Bf16* k_rows = matrix(Role::kQkv) + shape.heads * d * hidden;
-      const Bf16* up_rows = matrix(Role::kGateUp) + intermediate.size() * hidden;
+      const Bf16* k_rows = rows_of(w.linear(attention.qkv())) + shape.heads * d * hidden;
+      const Bf16* up_rows =
+          rows_of(mlp_weights.linear(mlp.gate_up())) + intermediate.size() * hidden;
       EXPECT_TRUE(std::equal(k_rows, k_rows + shape.kv_heads.size() * d * hidden,
                              k_proj.begin() + shape.kv_heads.begin * d * hidden));
       EXPECT_TRUE(std::equal(up_rows, up_rows + intermediate.size() * hidden,
                              up_proj.begin() + intermediate.begin * hidden));
       const int64_t first_o = shape.kv_heads.begin * heads_per_kv * d;
       for (int64_t n = 0; n < hidden; ++n) {
-        EXPECT_TRUE(std::equal(matrix(Role::kO) + n * o_columns,
-                               matrix(Role::kO) + (n + 1) * o_columns,
+        EXPECT_TRUE(std::equal(o + n * o_columns, o + (n + 1) * o_columns,
                                o_proj.begin() + n * config_.num_heads * d + first_o));
-        EXPECT_TRUE(std::equal(
-            matrix(Role::kDown) + n * down_columns, matrix(Role::kDown) + (n + 1) * down_columns,
-            down_proj.begin() + n * config_.intermediate_size + intermediate.begin));
+        EXPECT_TRUE(
+            std::equal(down + n * down_columns, down + (n + 1) * down_columns,
+                       down_proj.begin() + n * config_.intermediate_size + intermediate.begin));
       }
-      EXPECT_EQ(w.bf16(Role::kQNorm) != nullptr, config_.qk_norm);
-      const float* const qkv_bias = w.fp32(Role::kQkvBias);
+      EXPECT_EQ(w.bf16(attention.q_norm()) != nullptr, config_.qk_norm);
+      const float* const qkv_bias = w.fp32(attention.qkv_bias());
       EXPECT_EQ(qkv_bias != nullptr, config_.qkv_bias);
       if (qkv_bias != nullptr) {
         const std::vector<Bf16> v_bias = Read("model.layers.1.self_attn.v_proj.bias");
@@ -129,24 +142,25 @@ TEST_P(WeightsTest, CopiesOfLinearLayersLieBehindTheBlock) {
       copies.PackBlock(tensors_, block, both.get());
       EXPECT_EQ(std::memcmp(both.get(), expected.get(), layout.BlockBytes(block)), 0) << block;
       size_t num_linear = 0;
-      for (const Parameter& parameter : layout.plan().blocks[static_cast<size_t>(block)]) {
-        const Role role = parameter.role;
+      const auto& parameters = layout.plan().parameters[static_cast<size_t>(block)];
+      for (ParameterIndex i = 0; i < static_cast<ParameterIndex>(parameters.size()); ++i) {
+        const Parameter& parameter = parameters[static_cast<size_t>(i)];
         const BlockWeights of_copies = copies.Bind(block, both.get());
         if (parameter.op == ParameterOp::kLinear) {
           ++num_linear;
-          const LinearWeight copy = of_copies.linear(role);
+          const LinearWeight copy = of_copies.linear(i);
           EXPECT_GE(copy.packed, both.get() + layout.BlockBytes(block));
-          EXPECT_EQ(std::memcmp(copy.packed, plain.Bind(block, rows.get()).linear(role).packed,
+          EXPECT_EQ(std::memcmp(copy.packed, plain.Bind(block, rows.get()).linear(i).packed,
                                 packer_.PackedBytes(copy.shape)),
                     0)
-              << block << ", role " << static_cast<int>(role);
+              << block << ", " << parameter.name;
         } else if (parameter.packed == DType::kBf16) {
-          EXPECT_EQ(of_copies.bf16(role), layout.Bind(block, both.get()).bf16(role));
+          EXPECT_EQ(of_copies.bf16(i), layout.Bind(block, both.get()).bf16(i));
         } else {
-          EXPECT_EQ(of_copies.fp32(role), layout.Bind(block, both.get()).fp32(role));
+          EXPECT_EQ(of_copies.fp32(i), layout.Bind(block, both.get()).fp32(i));
         }
       }
-      EXPECT_EQ(num_linear, block == 0 ? 0u : block == layout.head_block() ? 1u : 4u);
+      EXPECT_EQ(num_linear, block == 0 ? 0u : block == layout.head_block() ? 1u : 2u);
     }
   }
 }

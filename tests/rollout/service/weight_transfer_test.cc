@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "common/base/status_macros.h"
-#include "common/checkpoint/tensor_plan.h"
 #include "common/parallel/tcp_broadcast.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/model/model_plan.h"
 #include "tests/rollout/service/service_fixture.h"
 #include "tests/support/loopback_peer.h"
 #include "tests/support/status_matchers.h"
@@ -83,7 +83,7 @@ class WeightTransferTest : public ServiceFixture {
   Weights Of(uint64_t seed = 2) const {
     const auto random = testing_support::RandomWeights(config_, seed);
     Weights weights;
-    for (const ExpectedTensor& spec : ExpectedTensors(Describe(config_))) {
+    for (const ExpectedTensor& spec : ExpectedTensors(ModelPlan(config_))) {
       const std::vector<uint16_t>& values = random.tensors.at(spec.name);
       Sent& sent = weights.emplace_back();
       sent.listed.set_name(spec.name);

@@ -9,6 +9,7 @@
 
 #include "common/base/status_macros.h"
 #include "gtest/gtest.h"
+#include "kernels/model/model_plan.h"
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/support/forwarding_backend.h"
 #include "tests/support/observed_packer.h"
@@ -92,10 +93,11 @@ TEST_F(ShardGroupTest, UpdatesWithoutAPassBetweenThem) {
   EXPECT_EQ(ScoreAll(*scorer, inputs, FullOptions()), ScoreAll(*alone, inputs, FullOptions()));
 
   std::vector<Tensor> listed;
-  for (const ExpectedTensor& spec : ExpectedTensors(Describe(config_))) {
+  for (const ExpectedTensor& spec : ExpectedTensors(ModelPlan(config_))) {
     listed.push_back({.name = spec.name, .dtype = DType::kBf16, .shape = spec.shape});
   }
-  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto stream, StreamedSource::Create(listed, config_, {}, {}));
+  ISOBIT_ASSERT_OK_AND_ASSIGN(const auto stream,
+                              StreamedSource::Create(listed, ModelPlan(config_), {}, {}));
   EXPECT_THAT(scorer->UpdateWeights({.stream = stream}),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("directory")));
 

@@ -73,7 +73,7 @@ class ShardedForwardTest : public testing::Test {
     GatherAllReduce all_reduce(*ops, alone.rank(0), overlap_rows);
     Transformer transformer(layout, rope, *ops, &all_reduce);
     const KvCache cache = *KvCache::Create(config_, layout.shape(), kRows / kPageSize, kPageSize,
-                                           /*shared_layers=*/true, ops->device());
+                                           /*shared=*/true, ops->device());
     const int32_t pages[] = {0, 1, 2};
     Batch batch;
     for (int64_t row = 0; row < kRows; ++row) batch.ids.push_back(static_cast<int32_t>(row % 7));

@@ -13,9 +13,10 @@
 #include "common/parallel/host_block_gather.h"
 #include "common/parallel/thread_group.h"
 #include "gtest/gtest.h"
-#include "kernels/host_device.h"
-#include "kernels/model/pack_model.h"
 #include "kernels/blocks/rank_shape.h"
+#include "kernels/host_device.h"
+#include "kernels/model/model_plan.h"
+#include "kernels/model/pack_model.h"
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/support/all_tensors.h"
 #include "tests/support/status_matchers.h"
@@ -39,7 +40,7 @@ class ShardedWeightsTest : public testing::Test {
     ISOBIT_ASSERT_OK_AND_ASSIGN(const RankShape shape, ShapeOfRank(config_, 0, 1));
     layout_ = std::make_unique<WeightLayout>(config_, shape, ops_->packer());
     ISOBIT_ASSERT_OK_AND_ASSIGN(Checkpoint checkpoint, Checkpoint::Open(dir_.path()));
-    ISOBIT_ASSERT_OK(ValidateTensors(Describe(config_), checkpoint));
+    ISOBIT_ASSERT_OK(ValidateTensors(ModelPlan(config_), checkpoint));
     tensors_ = testing_support::AllTensors(checkpoint);
     checkpoint_ = std::make_unique<Checkpoint>(std::move(checkpoint));
   }
