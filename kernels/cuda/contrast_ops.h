@@ -1,14 +1,14 @@
 // What differs from mode tree in the contrast modes of the CUDA backend. Steps with promised bits
 // use none of this.
-#ifndef ISOBIT_KERNELS_CUDA_VANILLA_CONTRAST_OPS_H_
-#define ISOBIT_KERNELS_CUDA_VANILLA_CONTRAST_OPS_H_
+#ifndef ISOBIT_KERNELS_CUDA_CONTRAST_OPS_H_
+#define ISOBIT_KERNELS_CUDA_CONTRAST_OPS_H_
 
 #include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/config/numerics_mode.h"
-#include "kernels/cuda/cuda_resources.h"
+#include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/vanilla/cublas_linear.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/reduce.h"
@@ -21,21 +21,24 @@ namespace isobit::cuda {
 // packed for it.
 class ContrastOps {
  public:
-  // resources: outlive the object. RESOURCE_EXHAUSTED: there is no memory. INTERNAL: cuBLAS failed.
-  static absl::StatusOr<std::unique_ptr<ContrastOps>> Create(NumericsMode mode,
-                                                             CudaResources& resources);
-  const WeightPacker& packer() const;
+  // The ops run on `stream` of GPU `device`, with its scratch. RESOURCE_EXHAUSTED: there is no
+  // memory. INTERNAL: cuBLAS failed.
+  static absl::StatusOr<std::unique_ptr<ContrastOps>> Create(NumericsMode mode, int device,
+                                                             const Stream& stream);
+  // Null: weights are packed as for mode tree.
+  const WeightPacker* packer() const { return cublas_ != nullptr ? &packer_ : nullptr; }
 
  private:
-  explicit ContrastOps(CudaResources& resources) : resources_(resources) {}
+  ContrastOps(int device, const Stream& stream) : device_(device), stream_(stream) {}
   friend absl::Status Run(const LinearArgs& args, ContrastOps& ops);
   friend absl::Status Run(const ReduceArgs& args, ContrastOps& ops);
 
-  CudaResources& resources_;
+  const int device_;
+  const Stream stream_;
   std::unique_ptr<CublasLinear> cublas_;  // null: mode batch_invariant
   const PlainWeightPacker packer_;
 };
 
 }  // namespace isobit::cuda
 
-#endif  // ISOBIT_KERNELS_CUDA_VANILLA_CONTRAST_OPS_H_
+#endif  // ISOBIT_KERNELS_CUDA_CONTRAST_OPS_H_

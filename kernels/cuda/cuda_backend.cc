@@ -23,15 +23,18 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(const CudaOptio
   }
   std::unique_ptr<CudaBackend> backend(new CudaBackend(std::move(resources)));
   if (options.mode == NumericsMode::kTree) return backend;
-  ISOBIT_ASSIGN_OR_RETURN(backend->contrast_,
-                          cuda::ContrastOps::Create(options.mode, *backend->resources_));
+  ISOBIT_ASSIGN_OR_RETURN(
+      backend->contrast_,
+      cuda::ContrastOps::Create(options.mode, backend->resources_->device->ordinal(),
+                                backend->resources_->stream()));
   backend->Replace<ReduceArgs>(*backend->contrast_);
   if (options.mode == NumericsMode::kVanilla) backend->Replace<LinearArgs>(*backend->contrast_);
   return backend;
 }
 
 const WeightPacker& CudaBackend::packer() const {
-  return contrast_ != nullptr ? contrast_->packer() : cuda::LinearPacker();
+  const WeightPacker* const packer = contrast_ != nullptr ? contrast_->packer() : nullptr;
+  return packer != nullptr ? *packer : cuda::LinearPacker();
 }
 
 }  // namespace isobit

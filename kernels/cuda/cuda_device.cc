@@ -116,7 +116,7 @@ absl::Status CudaDevice::Upload(void* to, const void* from, size_t bytes) {
 
 absl::StatusOr<std::unique_ptr<DevicePacker>> CudaDevice::MakePacker() {
   ISOBIT_RETURN_IF_ERROR(Enter());
-  return std::make_unique<cuda::CudaDevicePacker>(*this, side_->handle());
+  return std::make_unique<cuda::CudaDevicePacker>(*this, ordinal_, side_->handle(), senders_.get());
 }
 
 absl::Status CudaDevice::Copy(void* to, const void* from, size_t bytes) {

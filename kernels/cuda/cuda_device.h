@@ -60,7 +60,6 @@ class CudaDevice final : public Device {
   // For packers: the senders of weights to this rank, on the side stream; null: there are none.
   // Call it before the first packer is made.
   void SetWeightSenders(std::unique_ptr<WeightSenders> senders) { senders_ = std::move(senders); }
-  WeightSenders* weight_senders() const { return senders_.get(); }
 
   bool is_host() const override { return false; }
   absl::StatusOr<Memory> Allocate(size_t bytes) override;

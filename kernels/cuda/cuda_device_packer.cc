@@ -19,6 +19,11 @@ CudaDevicePacker::~CudaDevicePacker() {
   for (void* const memory : foreign_) cudaIpcCloseMemHandle(memory);
 }
 
+absl::Status CudaDevicePacker::Enter() const {
+  ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(ordinal_));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ForeignMemory> CudaDevicePacker::MapForeign(const std::string& handle) {
   cudaIpcMemHandle_t exported;
   if (handle.size() != sizeof(exported.reserved)) {
@@ -26,7 +31,7 @@ absl::StatusOr<ForeignMemory> CudaDevicePacker::MapForeign(const std::string& ha
                                                    " bytes, expected ", sizeof(exported.reserved)));
   }
   std::memcpy(exported.reserved, handle.data(), handle.size());
-  ISOBIT_RETURN_IF_ERROR(device_.Enter());
+  ISOBIT_RETURN_IF_ERROR(Enter());
   void* memory = nullptr;
   const cudaError_t error = cudaIpcOpenMemHandle(&memory, exported, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) {
@@ -47,37 +52,37 @@ absl::StatusOr<ForeignMemory> CudaDevicePacker::MapForeign(const std::string& ha
 }
 
 absl::Status CudaDevicePacker::Round(const StoredMatrix& from, Bf16* to, int64_t to_stride) {
-  ISOBIT_RETURN_IF_ERROR(device_.Enter());
+  ISOBIT_RETURN_IF_ERROR(Enter());
   return RoundWeights(from, to, to_stride, stream_);
 }
 
 absl::Status CudaDevicePacker::Pack(const LinearShape& shape, const WeightPacker& layout,
                                     const Bf16* w, std::byte* packed) {
   if (layout.keeps_rows()) return Copy(packed, w, layout.PackedBytes(shape));
-  ISOBIT_RETURN_IF_ERROR(device_.Enter());
+  ISOBIT_RETURN_IF_ERROR(Enter());
   return PackLinearOnDevice(shape, w, packed, stream_);
 }
 
 absl::Status CudaDevicePacker::Widen(const Bf16* from, int64_t count, float* to) {
-  ISOBIT_RETURN_IF_ERROR(device_.Enter());
+  ISOBIT_RETURN_IF_ERROR(Enter());
   return WidenBiases(from, count, to, stream_);
 }
 
 absl::Status CudaDevicePacker::FillWithZeros(std::byte* to, size_t bytes) {
-  ISOBIT_RETURN_IF_ERROR(device_.Enter());
+  ISOBIT_RETURN_IF_ERROR(Enter());
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(to, 0, bytes, stream_.handle));
   return absl::OkStatus();
 }
 
 absl::Status CudaDevicePacker::AddSums(const Bf16* values, int64_t rows, int64_t columns,
                                        const PartOfTensor& part, uint64_t* sums) {
-  ISOBIT_RETURN_IF_ERROR(device_.Enter());
+  ISOBIT_RETURN_IF_ERROR(Enter());
   return AddWeightSums({.values = values, .rows = rows, .columns = columns, .stride = columns},
                        part, sums, stream_);
 }
 
 absl::Status CudaDevicePacker::Copy(void* to, const void* from, size_t bytes) {
-  ISOBIT_RETURN_IF_ERROR(device_.Enter());
+  ISOBIT_RETURN_IF_ERROR(Enter());
   ISOBIT_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.handle));
   return absl::OkStatus();
 }

@@ -8,22 +8,26 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/device/launch.h"
+#include "kernels/device.h"
 #include "kernels/device_packer.h"
 
 namespace isobit::cuda {
 
 class CudaDevicePacker final : public DevicePacker {
  public:
-  // `device` and its stream `side` outlive the object.
-  CudaDevicePacker(CudaDevice& device, cudaStream_t side)
-      : device_(device), stream_{.handle = side, .dependent = false} {}
+  // `device` is GPU `ordinal`; it, its stream `side` and the senders to it, which may be null,
+  // outlive the object.
+  CudaDevicePacker(Device& device, int ordinal, cudaStream_t side, WeightSenders* senders)
+      : device_(device),
+        ordinal_(ordinal),
+        stream_{.handle = side, .dependent = false},
+        senders_(senders) {}
   ~CudaDevicePacker() override;
 
   absl::StatusOr<Memory> Allocate(size_t bytes) override { return device_.AllocateBeside(bytes); }
   absl::StatusOr<ForeignMemory> MapForeign(const std::string& handle) override;
-  WeightSenders* senders() override { return device_.weight_senders(); }
+  WeightSenders* senders() override { return senders_; }
   absl::Status Round(const StoredMatrix& from, Bf16* to, int64_t to_stride) override;
   absl::Status Pack(const LinearShape& shape, const WeightPacker& layout, const Bf16* w,
                     std::byte* packed) override;
@@ -35,8 +39,12 @@ class CudaDevicePacker final : public DevicePacker {
   absl::Status Finish() override;
 
  private:
-  CudaDevice& device_;
+  absl::Status Enter() const;  // makes the GPU the calling thread's current device
+
+  Device& device_;
+  const int ordinal_;
   const Stream stream_;
+  WeightSenders* const senders_;
   std::vector<void*> foreign_;
 };
 

@@ -37,7 +37,7 @@ class CudaResources {
   }
 
   const std::unique_ptr<CudaDevice> device;
-  CudaStepTables tables{*device};
+  CudaStepTables tables{device->ordinal(), device->stream().handle};
   cuda::LogProbTransfer log_probs;
 
  private:

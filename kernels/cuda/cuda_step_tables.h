@@ -2,12 +2,14 @@
 #ifndef ISOBIT_KERNELS_CUDA_CUDA_STEP_TABLES_H_
 #define ISOBIT_KERNELS_CUDA_CUDA_STEP_TABLES_H_
 
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/sequences.h"
 #include "kernels/step_tables.h"
 
@@ -15,8 +17,8 @@ namespace isobit {
 
 class CudaStepTables final : public StepTables {
  public:
-  // `device` outlives the object.
-  explicit CudaStepTables(const CudaDevice& device) : device_(device) {}
+  // Copies on `stream` of GPU `device`.
+  CudaStepTables(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
 
   absl::StatusOr<UploadedStep> Upload(absl::Span<const int32_t> ids,
                                       absl::Span<const SequenceRows> sequences, int32_t page_size,
@@ -40,7 +42,8 @@ class CudaStepTables final : public StepTables {
   }
 
  private:
-  const CudaDevice& device_;
+  const int device_;
+  const cudaStream_t stream_;
   cuda::StepTableUpload step_;
   cuda::StepTableUpload halves_[2];
 };

@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/linear/packer.h"
 #include "kernels/cuda/weights/weight_kernels.h"
 #include "kernels/plain_weight_packer.h"
