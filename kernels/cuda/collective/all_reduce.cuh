@@ -11,11 +11,11 @@
 #include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/collective/all_reduce_schedule.h"
 #include "kernels/cuda/collective/row_quads.cuh"
-#include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/partial_push.cuh"
 #include "kernels/cuda/device/rank_signals.cuh"
+#include "kernels/cuda/device/shared_address.cuh"
 #include "kernels/ops/rms_norm.h"
 
 namespace isobit::cuda {

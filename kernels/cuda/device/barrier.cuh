@@ -1,14 +1,13 @@
-// mbarriers in shared memory. Addresses are shared-memory addresses (SharedAddress).
+// mbarriers in shared memory. Addresses are shared-memory addresses
+// (shared_address.cuh).
 #ifndef ISOBIT_KERNELS_CUDA_DEVICE_BARRIER_CUH_
 #define ISOBIT_KERNELS_CUDA_DEVICE_BARRIER_CUH_
 
 #include <cstdint>
 
-namespace isobit::cuda {
+#include "kernels/cuda/device/shared_address.cuh"
 
-__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
+namespace isobit::cuda {
 
 __device__ __forceinline__ void InitBarrier(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
