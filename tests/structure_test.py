@@ -324,12 +324,12 @@ class ControlTest(unittest.TestCase):
             ("kernels/model/a.h", "<torch/torch.h>"),
             ("kernels/model/a.h", '"common/rpc/limits.h"'),
             ("kernels/model/a.h", '"tests/support/a.h"'),
-            ("kernels/cuda/device/a.cuh", '"kernels/cuda/linear/layout.h"'),
-            ("kernels/cuda/linear/a.cu", '"kernels/cuda/rows/rows.h"'),
-            ("kernels/cuda/linear/a.cu", '"kernels/cuda/cuda_backend.h"'),
-            ("kernels/cuda/linear/a.cu", "<cublas_v2.h>"),
-            ("kernels/cuda/rows/a.cu", '"kernels/cuda/collective/all_reduce.h"'),
-            ("kernels/cuda/attention/a.cu", '"kernels/model/weights.h"'),
+            ("kernels/cuda/common/device/a.cuh", '"kernels/cuda/sm90/linear/layout.h"'),
+            ("kernels/cuda/sm90/linear/a.cu", '"kernels/cuda/common/rows/rows.h"'),
+            ("kernels/cuda/sm90/linear/a.cu", '"kernels/cuda/cuda_backend.h"'),
+            ("kernels/cuda/sm90/linear/a.cu", "<cublas_v2.h>"),
+            ("kernels/cuda/common/rows/a.cu", '"kernels/cuda/sm90/collective/all_reduce.h"'),
+            ("kernels/cuda/sm90/attention/a.cu", '"kernels/model/weights.h"'),
             ("common/base/a.h", '"kernels/backend.h"'),
             ("rollout/engine/a.cc", '"trainer_bridge/scorer/scorer.h"'),
             ("rollout/engine/a.cc", "<cuda_runtime.h>"),
@@ -347,12 +347,15 @@ class ControlTest(unittest.TestCase):
         self.assertEqual(len(include_breaches(self.root, self.table)), 1)
 
     def test_what_is_allowed_is_let_through(self):
-        self.write("kernels/cuda/linear/a.cu", '#include <cuda.h>\n#include "kernels/cuda/device/launch.h"\n')
-        self.write("kernels/cuda/collective/a.cc", '#include "kernels/cuda/rows/rows.h"\n')
+        self.write(
+            "kernels/cuda/sm90/linear/a.cu",
+            '#include <cuda.h>\n#include "kernels/cuda/common/device/launch.h"\n',
+        )
+        self.write("kernels/cuda/sm90/collective/a.cc", '#include "kernels/cuda/common/rows/rows.h"\n')
         self.write("common/parallel/nccl_group.cc", "#include <nccl.h>\n")
         self.write("common/rpc/channel.h", '#include <grpcpp/channel.h>\n#include "isobit/v1/a.pb.h"\n')
-        self.write("kernels/cuda/linear/CMakeLists.txt", "isobit_library(NAME b DEPS a absl::status)\n")
-        self.write("kernels/cuda/device/CMakeLists.txt", "isobit_library(NAME a SRCS a.cc)\n")
+        self.write("kernels/cuda/sm90/linear/CMakeLists.txt", "isobit_library(NAME b DEPS a absl::status)\n")
+        self.write("kernels/cuda/common/device/CMakeLists.txt", "isobit_library(NAME a SRCS a.cc)\n")
         self.write("CMakeLists.txt", "add_compile_options(-ffp-contract=off -fno-fast-math)\n")
         self.assertEqual(include_breaches(self.root, self.table), [])
         self.assertEqual(link_breaches(self.root, self.table) + flag_breaches(self.root), [])
@@ -382,17 +385,19 @@ class ControlTest(unittest.TestCase):
         self.assertEqual(len(longest_chain(self.root, "rollout")), most + 1)
 
     def test_links_are_found(self):
-        self.write("kernels/cuda/rows/CMakeLists.txt", "isobit_library(NAME rows SRCS a.cu DEPS base)\n")
         self.write(
-            "kernels/cuda/linear/CMakeLists.txt",
+            "kernels/cuda/common/rows/CMakeLists.txt", "isobit_library(NAME rows SRCS a.cu DEPS base)\n"
+        )
+        self.write(
+            "kernels/cuda/sm90/linear/CMakeLists.txt",
             "isobit_library(NAME linear SRCS a.cu\n DEPS rows CUDA::cudart)  # ours\n"
             "target_link_libraries(linear PRIVATE CUDA::cublas)\n",
         )
         self.assertEqual(
             link_breaches(self.root, self.table),
             [
-                "linear, of kernels/cuda/linear, links rows",
-                "linear, of kernels/cuda/linear, links CUDA::cublas",
+                "linear, of kernels/cuda/sm90/linear, links rows",
+                "linear, of kernels/cuda/sm90/linear, links CUDA::cublas",
             ],
         )
 
@@ -407,7 +412,7 @@ class ControlTest(unittest.TestCase):
             "the comparator holds no model": ("trainer_bridge/comparator", "kernels"),
             "no service needs Torch": ("trainer_bridge/scorer", "Torch"),
             "the trainer is a client": ("trainer_bridge/trainer", "trainer_bridge/scorer"),
-            "a backend knows no model": ("kernels/cuda/rows", "kernels/model"),
+            "a backend knows no model": ("kernels/cuda/common/rows", "kernels/model"),
         }
         self.assertEqual(cases.keys(), NEVER_REACH.keys())
         for rule, (folder, allowed) in cases.items():
@@ -418,7 +423,7 @@ class ControlTest(unittest.TestCase):
                 if rule == "common knows nothing above it":
                     table["kernels/oracle"] = set()
                 self.assertIn(f"{folder} reaches {allowed}: {rule}", table_breaches(table))
-        circle = {**self.table, "kernels/cuda/rows": {"kernels/cuda/collective"}}
+        circle = {**self.table, "kernels/cuda/common/rows": {"kernels/cuda/common/collective"}}
         self.assertIn("a circle: ", table_breaches(circle)[0])
         self.assertEqual(
             table_breaches({**self.table, "rollout/engine": {"CUDA"}}), ["rollout/engine names CUDA"]

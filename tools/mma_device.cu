@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
-#include "kernels/cuda/device/barrier.cuh"
-#include "kernels/cuda/device/mma_sync.cuh"
-#include "kernels/cuda/device/wgmma.cuh"
+#include "kernels/cuda/common/device/mma_sync.cuh"
+#include "kernels/cuda/sm90/device/barrier.cuh"
+#include "kernels/cuda/sm90/device/wgmma.cuh"
 #include "tools/mma_device.h"
 
 namespace isobit {

@@ -1,6 +1,6 @@
 // The subcommand `allreduce` of isobit-bench: the sum over ranks that ends a row-parallel layer,
 // fused with the norm, beside NCCL's; and such a layer with its sum.
-#include "kernels/cuda/collective/all_reduce.h"
+#include "kernels/cuda/sm90/collective/all_reduce.h"
 
 #include <nccl.h>
 
@@ -21,9 +21,9 @@
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
-#include "kernels/cuda/collective/all_reduce_schedule.h"
-#include "kernels/cuda/device/device_info.h"
-#include "kernels/cuda/rows/rows.h"
+#include "kernels/cuda/common/rows/rows.h"
+#include "kernels/cuda/sm90/collective/all_reduce_schedule.h"
+#include "kernels/cuda/sm90/device/device_info.h"
 
 ABSL_FLAG(std::vector<std::string>, ranks, std::vector<std::string>({"2", "4", "8"}),
           "allreduce: group sizes; those beyond the machine's GPUs are left out");

@@ -20,9 +20,9 @@
 #include "bench/kernels/harness.h"
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/attention/attention.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/sequences.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/common/step_tables/sequences.h"
+#include "kernels/cuda/sm90/attention/attention.h"
 
 ABSL_FLAG(std::string, baseline, "",
           "attention: the report of bench/kernels/attention_baseline.py");

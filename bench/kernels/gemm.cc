@@ -14,8 +14,8 @@
 #include "bench/kernels/harness.h"
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/sm90/linear/linear.h"
 
 ABSL_FLAG(bool, schedules, false,
           "gemm: times every schedule of each case once and prints a line of JSON for each, for "

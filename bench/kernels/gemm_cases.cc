@@ -8,7 +8,7 @@
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
 #include "kernels/blocks/rank_shape.h"
-#include "kernels/cuda/linear/layout.h"
+#include "kernels/cuda/sm90/linear/layout.h"
 #include "kernels/model/model_plan.h"
 #include "tools/model_shapes.h"
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/sm90/linear/linear.h"
 #include "nlohmann/json.hpp"
 
 namespace isobit::bench {

@@ -11,8 +11,8 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/contract/attention.h"
-#include "kernels/cuda/attention/training.h"
-#include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/sm90/attention/training.h"
 
 namespace isobit::bench {
 namespace {

@@ -15,11 +15,11 @@
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
 #include "kernels/contract/leaf_plan.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/linear/input_gradient.h"
-#include "kernels/cuda/linear/stacked_linear.h"
-#include "kernels/cuda/linear/weight_gradient.h"
-#include "kernels/cuda/vanilla/cublas_products.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/common/vanilla/cublas_products.h"
+#include "kernels/cuda/sm90/linear/input_gradient.h"
+#include "kernels/cuda/sm90/linear/stacked_linear.h"
+#include "kernels/cuda/sm90/linear/weight_gradient.h"
 #include "tools/model_shapes.h"
 
 ABSL_FLAG(std::vector<std::string>, grad_models,

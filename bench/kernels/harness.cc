@@ -9,7 +9,7 @@
 #include "bench/kernels/gpu.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
-#include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/common/device/ops.h"
 
 namespace isobit::bench {
 namespace {

@@ -15,10 +15,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/cuda/device/card.h"
-#include "kernels/cuda/device/device_info.h"
-#include "kernels/cuda/device/launch.h"
-#include "kernels/cuda/vanilla/cublas_linear.h"
+#include "kernels/cuda/common/device/launch.h"
+#include "kernels/cuda/common/vanilla/cublas_linear.h"
+#include "kernels/cuda/sm90/device/card.h"
+#include "kernels/cuda/sm90/device/device_info.h"
 
 namespace isobit::bench {
 

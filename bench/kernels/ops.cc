@@ -1,5 +1,5 @@
 // The subcommand `ops` of isobit-bench: compares ops that only move memory with the copy rate.
-#include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/common/device/ops.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -19,9 +19,9 @@
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
-#include "kernels/cuda/log_probs/log_probs.h"
-#include "kernels/cuda/rows/rows.h"
-#include "kernels/cuda/sequences.h"
+#include "kernels/cuda/common/rows/rows.h"
+#include "kernels/cuda/common/step_tables/sequences.h"
+#include "kernels/cuda/sm90/log_probs/log_probs.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/paged_kv.h"
 #include "kernels/ops/qkv.h"

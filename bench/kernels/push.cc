@@ -16,12 +16,12 @@
 #include "bench/kernels/report.h"
 #include "common/base/status_macros.h"
 #include "kernels/contract/leaf_plan.h"
-#include "kernels/cuda/collective/all_reduce.h"
-#include "kernels/cuda/device/card.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/linear/layout.h"
-#include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/linear/schedule.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/sm90/collective/all_reduce.h"
+#include "kernels/cuda/sm90/device/card.h"
+#include "kernels/cuda/sm90/linear/layout.h"
+#include "kernels/cuda/sm90/linear/linear.h"
+#include "kernels/cuda/sm90/linear/schedule.h"
 
 ABSL_FLAG(std::vector<std::string>, push_rows,
           std::vector<std::string>({"64", "96", "128", "192", "256", "384", "512"}),

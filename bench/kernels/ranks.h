@@ -15,9 +15,9 @@
 #include "absl/types/span.h"
 #include "bench/kernels/harness.h"
 #include "common/parallel/peer_group.h"
-#include "kernels/cuda/collective/all_reduce.h"
-#include "kernels/cuda/device/card.h"
-#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/common/device/launch.h"
+#include "kernels/cuda/sm90/collective/all_reduce.h"
+#include "kernels/cuda/sm90/device/card.h"
 
 namespace isobit::bench {
 

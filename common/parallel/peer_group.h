@@ -1,6 +1,6 @@
 // The ranks of one process whose GPUs map each other's memory, and memory that all of them can
 // reach. Not here: what they store in it, and when it is safe to read
-// (kernels/cuda/collective/all_reduce.h).
+// (kernels/cuda/sm90/collective/all_reduce.h).
 #ifndef ISOBIT_COMMON_PARALLEL_PEER_GROUP_H_
 #define ISOBIT_COMMON_PARALLEL_PEER_GROUP_H_
 

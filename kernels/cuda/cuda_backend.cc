@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "kernels/cuda/linear/packer.h"
+#include "kernels/cuda/sm90/linear/packer.h"
 
 namespace isobit {
 

@@ -12,11 +12,11 @@
 #include "absl/status/statusor.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/backend.h"
-#include "kernels/cuda/contrast_ops.h"
+#include "kernels/cuda/common/step_tables/cuda_step_tables.h"
+#include "kernels/cuda/common/vanilla/contrast_ops.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_resources.h"
-#include "kernels/cuda/cuda_step_tables.h"
-#include "kernels/cuda/device/card.h"
+#include "kernels/cuda/sm90/device/card.h"
 
 namespace isobit {
 
@@ -52,7 +52,7 @@ class CudaBackend final : public Backend {
 };
 
 // The ops on a caller's stream, for a caller with tensors and memory of its own. They only enqueue
-// (LogProbs waits), and keep nothing between ops. See kernels/cuda/device/ops.h.
+// (LogProbs waits), and keep nothing between ops. See kernels/cuda/common/device/ops.h.
 class StreamOps final : public OpTable {
  public:
   StreamOps(cudaStream_t stream, const cuda::Card& card, cuda::Scratch scratch)

@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
-#include "kernels/cuda/cuda_device_packer.h"
-#include "kernels/cuda/device/device_info.h"
-#include "kernels/cuda/mapped_memory.h"
+#include "kernels/cuda/common/device/mapped_memory.h"
+#include "kernels/cuda/sm90/device/device_info.h"
+#include "kernels/cuda/sm90/weights/cuda_device_packer.h"
 
 namespace isobit {
 namespace {

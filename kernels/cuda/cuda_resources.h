@@ -10,10 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/status_macros.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/common/step_tables/cuda_step_tables.h"
 #include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/cuda_step_tables.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/log_prob_transfer.h"
+#include "kernels/cuda/sm90/log_probs/transfer.h"
 #include "kernels/device.h"
 #include "kernels/ops/log_probs.h"
 

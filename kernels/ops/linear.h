@@ -12,7 +12,7 @@
 
 namespace isobit {
 
-struct PartialPush;  // CUDA backend only: kernels/cuda/device/partial_push.cuh
+struct PartialPush;  // CUDA backend only: kernels/cuda/common/device/partial_push.cuh
 
 // y[m, n] = round(combine(leaves of x[m, k] . W^T) + bias). bf16_out: y is rounded to bf16.
 // fp32_out: y is fp32, for logits and for the partial sum of a row-parallel layer, which covers

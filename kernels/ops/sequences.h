@@ -18,7 +18,7 @@ struct SequenceRows {
 };
 
 // The sequences of an uploaded step. They cover the step's rows in order.
-struct DeviceSequences;  // kernels/cuda/sequences.h
+struct DeviceSequences;  // kernels/cuda/common/step_tables/sequences.h
 struct SequenceTable {
   absl::Span<const SequenceRows> host;
   const DeviceSequences* device = nullptr;  // the CUDA backend's own copy; null elsewhere

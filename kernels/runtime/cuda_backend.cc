@@ -14,7 +14,7 @@
 #include "common/parallel/nccl_group.h"
 #include "common/parallel/nccl_weight_senders.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/sm90/device/device_info.h"
 #include "kernels/runtime/cuda_executor.h"
 
 namespace isobit {

@@ -12,10 +12,10 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/blocks/step_halves.h"
-#include "kernels/cuda/collective/nccl_all_reduce.h"
-#include "kernels/cuda/log_probs/log_probs.h"
-#include "kernels/cuda/vanilla/hop_all_reduce.h"
-#include "kernels/cuda/vanilla/nccl_bf16_sum.h"
+#include "kernels/cuda/common/collective/nccl_all_reduce.h"
+#include "kernels/cuda/sm90/log_probs/log_probs.h"
+#include "kernels/cuda/sm90/collective/hop_all_reduce.h"
+#include "kernels/cuda/common/vanilla/nccl_bf16_sum.h"
 #include "kernels/ops/rms_norm.h"
 
 namespace isobit {

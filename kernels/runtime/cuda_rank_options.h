@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "kernels/cuda/shared_splits.h"
+#include "kernels/cuda/common/step_tables/shared_splits.h"
 
 namespace isobit {
 

@@ -7,7 +7,7 @@
 #include "common/base/status_macros.h"
 #include "common/checkpoint/tensor_plan.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/weights/weight_kernels.h"
+#include "kernels/cuda/sm90/weights/weight_kernels.h"
 
 namespace isobit {
 

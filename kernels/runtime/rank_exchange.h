@@ -11,8 +11,8 @@
 #include "common/base/rank_count.h"
 #include "common/parallel/nccl_group.h"
 #include "common/parallel/peer_group.h"
-#include "kernels/cuda/collective/all_reduce.h"
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/sm90/collective/all_reduce.h"
 
 namespace isobit {
 

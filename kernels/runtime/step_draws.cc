@@ -8,7 +8,7 @@
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "kernels/contract/log_prob.h"
-#include "kernels/cuda/log_probs/log_probs.h"
+#include "kernels/cuda/sm90/log_probs/log_probs.h"
 #include "kernels/ops/log_probs.h"
 
 namespace isobit {

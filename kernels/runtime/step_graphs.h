@@ -13,8 +13,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/cuda/device/captured_graph.h"
-#include "kernels/cuda/sequences.h"
+#include "kernels/cuda/common/device/captured_graph.h"
+#include "kernels/cuda/common/step_tables/sequences.h"
 #include "kernels/runtime/rank_executor.h"
 #include "kernels/step_tables.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/sm90/device/device_info.h"
 #include "kernels/runtime/cuda_executor.h"
 #include "tests/invariance/prefix_bits_fixture.h"
 #include "tests/invariance/service_bits_fixture.h"

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/device/card.h"
+#include "kernels/cuda/sm90/device/card.h"
 
 namespace isobit::bridge {
 

@@ -1,7 +1,7 @@
 // Weights in a GPU's memory become the bytes and sums that the host makes of them: rounding of
 // every dtype, alignment and stride, packing in both layouts and back, biases, sums of any part of
 // a tensor.
-#include "kernels/cuda/cuda_device_packer.h"
+#include "kernels/cuda/sm90/weights/cuda_device_packer.h"
 
 #include <cstring>
 #include <random>
@@ -11,8 +11,8 @@
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/linear/packer.h"
-#include "kernels/cuda/weights/weight_kernels.h"
+#include "kernels/cuda/sm90/linear/packer.h"
+#include "kernels/cuda/sm90/weights/weight_kernels.h"
 #include "kernels/plain_weight_packer.h"
 #include "tests/kernels/cuda/device_case.h"
 #include "tests/support/host_packer.h"

@@ -8,11 +8,11 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/common/rows/step_kernels.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/device/device_info.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/rows/step_kernels.h"
+#include "kernels/cuda/sm90/device/device_info.h"
 #include "tests/kernels/cuda/device_case.h"
 
 namespace isobit {

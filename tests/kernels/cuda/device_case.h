@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/device/card.h"
-#include "kernels/cuda/device/device_info.h"
-#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/common/device/launch.h"
+#include "kernels/cuda/sm90/device/card.h"
+#include "kernels/cuda/sm90/device/device_info.h"
 
 namespace isobit::testing_support {
 

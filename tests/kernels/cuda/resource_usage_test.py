@@ -38,14 +38,14 @@ MAY_SPILL = {
 
 # Kernels that must multiply with wgmma: how their files' paths begin, and what their names contain.
 NEEDS_WGMMA = {
-    "linear/stream": "Stream",
-    "linear/tile": "Tile",
-    "linear/mapped": "MultiplyChains",
-    "linear/input_gradient": "MultiplyChains",
-    "linear/weight_gradient": "MultiplyChains",
-    "attention/prefill": "Prefill",
-    "attention/training": "Prefill",
-    "attention/training_": "Gradient",
+    "sm90/linear/stream": "Stream",
+    "sm90/linear/tile": "Tile",
+    "sm90/linear/mapped": "MultiplyChains",
+    "sm90/linear/input_gradient": "MultiplyChains",
+    "sm90/linear/weight_gradient": "MultiplyChains",
+    "sm90/attention/prefill": "Prefill",
+    "sm90/attention/training": "Prefill",
+    "sm90/attention/training_": "Gradient",
 }
 
 # Approximations by the special function unit. Reciprocal and reciprocal square root are not among them:

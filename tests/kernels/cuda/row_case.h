@@ -11,7 +11,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/contract/portable.h"
-#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/common/device/launch.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
 

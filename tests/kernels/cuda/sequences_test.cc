@@ -1,6 +1,6 @@
 // A step's tables on the device: their contents, also while steps follow each other without a
 // pause, and their addresses.
-#include "kernels/cuda/sequences.h"
+#include "kernels/cuda/common/step_tables/sequences.h"
 
 #include <numeric>
 #include <vector>

@@ -1,6 +1,6 @@
 // Which splits consecutive sequences share, against the definition in shared_splits.h. Needs no
 // GPU.
-#include "kernels/cuda/shared_splits.h"
+#include "kernels/cuda/common/step_tables/shared_splits.h"
 
 #include <algorithm>
 #include <random>

@@ -7,7 +7,7 @@
 #include <iostream>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/sm90/device/device_info.h"
 #include "kernels/runtime/cuda_rank_options.h"
 #include "tests/rollout/engine/engine_fixture.h"
 

@@ -10,7 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "isobit/v1/rollout.grpc.pb.h"
-#include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/sm90/device/device_info.h"
 #include "tests/support/server_process.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"

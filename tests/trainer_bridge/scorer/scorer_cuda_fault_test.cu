@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/sm90/device/device_info.h"
 #include "kernels/runtime/cuda_backend.h"
 #include "tests/support/forwarding_backend.h"
 #include "tests/support/status_matchers.h"

@@ -10,7 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/device/device_info.h"
+#include "kernels/cuda/sm90/device/device_info.h"
 #include "kernels/runtime/cuda_backend.h"
 #include "tests/support/forwarding_backend.h"
 #include "tests/support/status_matchers.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/shared_splits.h"
+#include "kernels/cuda/common/step_tables/shared_splits.h"
 #include "tests/kernels/cuda/attention/batch.h"
 #include "tests/kernels/cuda/attention/write_late.cuh"
 

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/common/device/dependent_launch.cuh"
 #include "tests/kernels/cuda/attention/batch.h"
 
 namespace isobit::cuda {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kernels/contract/portable.h"
-#include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/device/system_memory.cuh"
+#include "kernels/cuda/common/device/dependent_launch.cuh"
+#include "kernels/cuda/common/device/system_memory.cuh"
 #include "tests/kernels/cuda/device_case.h"
 
 namespace isobit::cuda {

@@ -1,5 +1,5 @@
 // The all-reduce's table is total and valid: a schedule covers its row, and fits the kernels.
-#include "kernels/cuda/collective/all_reduce_schedule.h"
+#include "kernels/cuda/sm90/collective/all_reduce_schedule.h"
 
 #include <set>
 

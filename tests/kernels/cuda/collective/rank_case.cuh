@@ -10,7 +10,7 @@
 
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "kernels/cuda/collective/all_reduce.h"
+#include "kernels/cuda/sm90/collective/all_reduce.h"
 #include "tests/kernels/cuda/collective/all_reduce_case.cuh"
 
 namespace isobit::cuda {

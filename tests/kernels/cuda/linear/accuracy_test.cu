@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/linear/layout.h"
-#include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/vanilla/cublas_linear.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/common/vanilla/cublas_linear.h"
+#include "kernels/cuda/sm90/linear/layout.h"
+#include "kernels/cuda/sm90/linear/linear.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"
 #include "tests/kernels/cuda/linear/float64_linear.cuh"

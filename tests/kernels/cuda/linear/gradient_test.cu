@@ -6,9 +6,9 @@
 #include <span>
 
 #include "absl/strings/str_format.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/linear/input_gradient.h"
-#include "kernels/cuda/linear/weight_gradient.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/sm90/linear/input_gradient.h"
+#include "kernels/cuda/sm90/linear/weight_gradient.h"
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cuda/linear/product_case.h"
 

@@ -1,5 +1,5 @@
 // Which tiles the products of training take.
-#include "kernels/cuda/linear/product_schedule.h"
+#include "kernels/cuda/sm90/linear/product_schedule.h"
 
 #include "absl/types/span.h"
 #include "gtest/gtest.h"

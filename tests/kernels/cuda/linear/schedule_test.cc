@@ -1,15 +1,15 @@
 // The schedule table is total and valid: every layer of every model gets a schedule that can
 // compute it.
-#include "kernels/cuda/linear/schedule.h"
+#include "kernels/cuda/sm90/linear/schedule.h"
 
 #include <algorithm>
 
 #include "common/base/round_up.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
-#include "kernels/cuda/device/card.h"
-#include "kernels/cuda/device/shared_memory.h"
-#include "kernels/cuda/linear/stream_plan.h"
+#include "kernels/cuda/sm90/device/card.h"
+#include "kernels/cuda/sm90/device/shared_memory.h"
+#include "kernels/cuda/sm90/linear/stream_plan.h"
 
 namespace isobit::cuda {
 namespace {

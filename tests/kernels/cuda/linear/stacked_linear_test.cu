@@ -6,8 +6,8 @@
 #include "absl/strings/str_format.h"
 #include "kernels/contract/leaf_plan.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/linear/stacked_linear.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/sm90/linear/stacked_linear.h"
 #include "kernels/oracle/oracle_backend.h"
 #include "tests/kernels/cuda/linear/product_case.h"
 

@@ -14,9 +14,9 @@
 #include "common/base/status_macros.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/leaf_plan.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/log_prob_transfer.h"
-#include "kernels/cuda/log_probs/log_probs.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/sm90/log_probs/log_probs.h"
+#include "kernels/cuda/sm90/log_probs/transfer.h"
 #include "tests/kernels/cuda/device_case.h"
 #include "tests/kernels/log_prob_cases.h"
 

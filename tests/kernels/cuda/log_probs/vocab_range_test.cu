@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/log_probs/vocab_range.cuh"
+#include "kernels/cuda/sm90/log_probs/vocab_range.cuh"
 #include "tests/kernels/cuda/device_case.h"
 
 namespace isobit::cuda {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/common/device/ops.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/rms_norm.h"

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/gradients.h"
-#include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/common/device/ops.h"
 #include "kernels/ops/losses.h"
 #include "tests/kernels/cuda/gradient_case.h"
 

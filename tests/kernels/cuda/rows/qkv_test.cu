@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/rows/rows.h"
-#include "kernels/cuda/sequences.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/common/rows/rows.h"
+#include "kernels/cuda/common/step_tables/sequences.h"
 #include "tests/kernels/cuda/row_case.h"
 
 namespace isobit::cuda {

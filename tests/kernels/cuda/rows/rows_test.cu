@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/device/swiglu.cuh"
-#include "kernels/cuda/rows/rows.h"
-#include "kernels/cuda/vanilla/hop_reduce.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/common/device/swiglu.cuh"
+#include "kernels/cuda/common/rows/rows.h"
+#include "kernels/cuda/common/vanilla/hop_reduce.h"
 #include "tests/kernels/cuda/row_case.h"
 
 namespace isobit::cuda {

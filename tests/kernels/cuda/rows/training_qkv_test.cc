@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/row_functions.h"
-#include "kernels/cuda/device/ops.h"
+#include "kernels/cuda/common/device/ops.h"
 #include "kernels/ops/qkv.h"
 #include "tests/kernels/cuda/gradient_case.h"
 

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/device/ops.h"
-#include "kernels/cuda/vanilla/cublas_linear.h"
+#include "kernels/cuda/common/device/ops.h"
+#include "kernels/cuda/common/vanilla/cublas_linear.h"
 #include "kernels/plain_weight_packer.h"
 #include "tests/kernels/cpu/op_cases.h"
 #include "tests/kernels/cuda/device_case.h"

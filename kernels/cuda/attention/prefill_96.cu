@@ -1,6 +1,0 @@
-// The prefill schedule for head size 96.
-#include "kernels/cuda/attention/prefill.cuh"
-
-namespace isobit::cuda {
-template absl::Status LaunchPrefill<96>(const PrefillParams&, const Stream&);
-}  // namespace isobit::cuda

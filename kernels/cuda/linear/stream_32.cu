@@ -1,9 +1,0 @@
-// LinearStreamKernel for 32 rows of x.
-#include "kernels/cuda/linear/stream.cuh"
-
-namespace isobit::cuda {
-
-template absl::Status LaunchStreamOf<32>(const CUtensorMap&, const StreamArgs&, LinearOutput,
-                                         contract::LeafSum, const Grid&, const Stream&);
-
-}  // namespace isobit::cuda

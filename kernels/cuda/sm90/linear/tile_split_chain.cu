@@ -1,0 +1,25 @@
+// The tile kernels that split the leaves of a chain over a cluster.
+#include "kernels/cuda/sm90/linear/find_kernel.h"
+#include "kernels/cuda/sm90/linear/tile_kernels.h"
+#include "kernels/cuda/sm90/linear/tile_split.cuh"
+#include "kernels/cuda/sm90/linear/tile_table.h"
+
+namespace isobit::cuda::tile {
+namespace {
+
+struct Kernels {
+  using LaunchFn = tile::LaunchFn;
+  template <size_t kIndex>
+  static constexpr LaunchFn Launcher() {
+    constexpr TileSchedule tile = kSplitChainTiles[kIndex].schedule;
+    return LaunchSplit<SplitTraits<tile.rows, tile.columns, tile.split, contract::LeafSum::kChain>>;
+  }
+};
+
+}  // namespace
+
+LaunchFn FindSplitChain(const TileSchedule& schedule) {
+  return FindKernel<kSplitChainTiles, Kernels>(schedule);
+}
+
+}  // namespace isobit::cuda::tile
