@@ -12,11 +12,11 @@
 #include "absl/status/statusor.h"
 #include "common/config/numerics_mode.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/cuda/common/step_tables/cuda_step_tables.h"
 #include "kernels/cuda/common/vanilla/contrast_ops.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_resources.h"
-#include "kernels/cuda/sm90/device/card.h"
 
 namespace isobit {
 

@@ -7,6 +7,7 @@
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
 #include "kernels/cuda/common/device/mapped_memory.h"
+#include "kernels/cuda/sm90/device/card.h"
 #include "kernels/cuda/sm90/device/device_info.h"
 #include "kernels/cuda/sm90/weights/cuda_device_packer.h"
 

@@ -15,8 +15,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/parallel/weight_senders.h"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/cuda/common/device/launch.h"
-#include "kernels/cuda/sm90/device/card.h"
 #include "kernels/device.h"
 
 namespace isobit {

@@ -15,7 +15,7 @@
 
 namespace isobit::cuda {
 
-struct Card;
+struct Card;  // card.h
 
 // Allocates scratch for one op: so many bytes of the device's memory, at a multiple of 256, valid
 // until the work that the op has enqueued is done.
@@ -29,8 +29,8 @@ using Scratch = std::function<absl::StatusOr<std::byte*>(size_t bytes)>;
 struct Stream {
   cudaStream_t handle = nullptr;
   bool dependent = true;
-  const Scratch* scratch = nullptr;  // for the ops that need it
-  const Card* card = nullptr;        // of the GPU, for ops whose schedule depends on it
+  const Scratch* scratch = nullptr;  // for ops that need it, which call ScratchOf
+  const Card* card = nullptr;        // of the GPU, for ops whose schedule depends on it: CardOf
 
   Stream WithDependent(bool is_dependent) const { return {handle, is_dependent, scratch, card}; }
 };
@@ -40,6 +40,12 @@ inline absl::StatusOr<std::byte*> ScratchOf(const Stream& stream, size_t bytes) 
   if (bytes == 0) return nullptr;
   if (stream.scratch == nullptr) return absl::FailedPreconditionError("the stream has no scratch");
   return (*stream.scratch)(bytes);
+}
+
+// The card, never null. FAILED_PRECONDITION: the stream has none.
+inline absl::StatusOr<const Card*> CardOf(const Stream& stream) {
+  if (stream.card == nullptr) return absl::FailedPreconditionError("the stream has no card");
+  return stream.card;
 }
 
 struct Grid {

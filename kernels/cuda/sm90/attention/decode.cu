@@ -5,11 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
+#include "common/base/status_macros.h"
 #include "kernels/cuda/common/device/async_copy.cuh"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/cuda/sm90/attention/decode.cuh"
 #include "kernels/cuda/sm90/attention/decode.h"
 #include "kernels/cuda/sm90/attention/decode_cluster.h"
-#include "kernels/cuda/sm90/device/card.h"
 #include "kernels/cuda/sm90/device/tensor_map.h"
 #include "kernels/ops/attention.h"
 #include "kernels/ops/paged_kv.h"
@@ -321,8 +322,9 @@ DecodeSchedule ChooseDecodeSchedule(const Card& card, const AttentionArgs& args,
 absl::Status LaunchDecodeAttention(const AttentionArgs& args, const DeviceSequences& sequences,
                                    int32_t max_tokens, const AttentionWorkspace& workspace,
                                    const Stream& stream) {
-  return LaunchDecodeAttentionAs(ChooseDecodeSchedule(*stream.card, args, sequences, max_tokens),
-                                 args, sequences, max_tokens, workspace, stream);
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
+  return LaunchDecodeAttentionAs(ChooseDecodeSchedule(*card, args, sequences, max_tokens), args,
+                                 sequences, max_tokens, workspace, stream);
 }
 
 absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const AttentionArgs& args,
@@ -340,6 +342,7 @@ absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const Atten
                      args.window, ", sequences.shares ", sequences.shares,
                      "; expected one token, no window below max_positions, and tables that share"));
   }
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
   absl::StatusOr<DecodeParams> params = MakeParams(args, sequences, 1, max_tokens);
   if (!params.ok()) return params.status();
   if (shares) params->one_token = false;
@@ -356,7 +359,7 @@ absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const Atten
     params->num_listed = std::min(sequences.num_sequences - first, listed);
     const int64_t blocks = CeilDiv(int64_t{max_tokens} * params->heads_per_kv, 8);
     const int64_t grid =
-        BlocksFor(params->num_listed * blocks * args.kv.kv_heads * max_splits, *stream.card);
+        BlocksFor(params->num_listed * blocks * args.kv.kv_heads * max_splits, *card);
     const absl::Status launched = LaunchSchedule(schedule, *params, grid, stream);
     if (!launched.ok()) return launched;
     if (max_splits == 1) continue;
@@ -378,13 +381,14 @@ absl::Status LaunchDecodeAttentionAs(const DecodeSchedule& schedule, const Atten
 
 absl::Status LaunchWalkAttention(const AttentionArgs& args, const DeviceSequences& sequences,
                                  int32_t min_tokens, const Stream& stream) {
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
   absl::StatusOr<DecodeParams> params = MakeParams(args, sequences, min_tokens, sequences.max_rows);
   if (!params.ok()) return params.status();
   for (int32_t first = 0; first < sequences.num_sequences; first += kMaxListed) {
     params->first_sequence = first;
     params->num_listed = std::min(sequences.num_sequences - first, kMaxListed);
     const int64_t blocks = CeilDiv(int64_t{sequences.max_rows} * params->heads_per_kv, 8);
-    const int64_t grid = BlocksFor(params->num_listed * blocks * args.kv.kv_heads, *stream.card);
+    const int64_t grid = BlocksFor(params->num_listed * blocks * args.kv.kv_heads, *card);
     if (absl::Status status = LaunchDim<true>(*params, grid, stream); !status.ok()) {
       return status;
     }

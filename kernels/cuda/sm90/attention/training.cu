@@ -7,12 +7,12 @@
 #include "common/base/round_up.h"
 #include "common/base/status_macros.h"
 #include "common/cuda/cuda_status.h"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/cuda/common/device/ops.h"
 #include "kernels/cuda/sm90/attention/gradient.cuh"
 #include "kernels/cuda/sm90/attention/gradient.h"
 #include "kernels/cuda/sm90/attention/prefill.cuh"
 #include "kernels/cuda/sm90/attention/training.h"
-#include "kernels/cuda/sm90/device/card.h"
 #include "kernels/cuda/sm90/device/tensor_map.h"
 #include "kernels/ops/attention.h"
 
@@ -256,7 +256,8 @@ absl::Status LaunchAttentionGradient(const AttentionGradientArgs& args,
 }
 
 absl::Status Run(const AttentionGradientArgs& args, const Stream& stream) {
-  const size_t bytes = AttentionGradientWorkspaceBytes(*stream.card, args);
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
+  const size_t bytes = AttentionGradientWorkspaceBytes(*card, args);
   ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace, ScratchOf(stream, bytes));
   return LaunchAttentionGradient(args, {workspace, bytes}, stream);
 }

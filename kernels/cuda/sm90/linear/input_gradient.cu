@@ -202,8 +202,8 @@ absl::Status Run(const InputGradientArgs& args, const Stream& stream) {
   const ProductShape shape = {.row_tiles = CeilDiv(args.m, 128),
                               .columns = {weight.columns},
                               .blocks = CeilDiv(weight.n(), kBlockColumns)};
-  return LaunchInputGradientAs(ChooseProduct(*stream.card, shape, kInputGradientTiles), args,
-                               stream);
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
+  return LaunchInputGradientAs(ChooseProduct(*card, shape, kInputGradientTiles), args, stream);
 }
 
 }  // namespace isobit::cuda

@@ -35,8 +35,9 @@ bool IsEmpty(const LinearArgs& args) { return args.m == 0 || args.weight.shape.n
 absl::Status Run(const LinearArgs& args, const Stream& stream) {
   if (IsEmpty(args)) return absl::OkStatus();
   const bool mappable = Mappable(args.x, args.ldx);
-  return Launch(ChooseLinear(*stream.card, args.weight.shape, args.m, mappable, PushTime(args)),
-                args, stream);
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
+  return Launch(ChooseLinear(*card, args.weight.shape, args.m, mappable, PushTime(args)), args,
+                stream);
 }
 
 absl::Status LaunchLinearAs(const LinearSchedule& schedule, const LinearArgs& args,

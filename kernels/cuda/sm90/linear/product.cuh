@@ -8,7 +8,8 @@
 #ifndef ISOBIT_KERNELS_CUDA_SM90_LINEAR_PRODUCT_CUH_
 #define ISOBIT_KERNELS_CUDA_SM90_LINEAR_PRODUCT_CUH_
 
-#include "kernels/cuda/sm90/device/card.h"
+#include "common/base/status_macros.h"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/cuda/sm90/linear/tile.cuh"
 
 namespace isobit::cuda::tile {
@@ -172,8 +173,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 // Launches the kernel on at most as many clusters as the card holds.
 template <class Traits>
 absl::Status LaunchChains(const typename Traits::Work& work, const Stream& stream) {
-  const int64_t clusters =
-      std::min<int64_t>(work.units, stream.card->ClustersAtOnce(Traits::kCluster));
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
+  const int64_t clusters = std::min<int64_t>(work.units, card->ClustersAtOnce(Traits::kCluster));
   const Grid grid = {dim3(static_cast<unsigned>(clusters * Traits::kCluster)), dim3(kThreads),
                      static_cast<size_t>(Traits::RingT::kSharedBytes), Traits::kCluster};
   return Launch(MultiplyChains<Traits>, grid, stream, work);

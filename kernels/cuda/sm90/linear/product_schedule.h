@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "kernels/cuda/sm90/device/card.h"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/ops/linear.h"
 
 namespace isobit::cuda {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "kernels/cuda/sm90/device/card.h"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/cuda/sm90/linear/tile.h"
 #include "kernels/ops/linear_shape.h"
 

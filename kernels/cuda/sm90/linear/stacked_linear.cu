@@ -140,7 +140,8 @@ absl::Status LaunchGeneralStackedLinear(const StackedLinearArgs& args, const Str
 absl::Status Run(const StackedLinearArgs& args, const Stream& stream) {
   const LinearShape shape = ShapeOf(args);
   if (IsEmpty(args) || !HasTiles(args, shape)) return LaunchGeneralStackedLinear(args, stream);
-  return LaunchStackedLinearAs(ScheduleOf(*stream.card, args, shape), args, stream);
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
+  return LaunchStackedLinearAs(ScheduleOf(*card, args, shape), args, stream);
 }
 
 }  // namespace isobit::cuda

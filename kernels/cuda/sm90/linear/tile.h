@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/cuda/common/device/launch.h"
-#include "kernels/cuda/sm90/device/card.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/linear_shape.h"
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/sm90/device/card.h"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/cuda/sm90/linear/tile_table.h"
 #include "kernels/ops/linear_shape.h"
 

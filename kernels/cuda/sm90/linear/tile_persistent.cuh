@@ -3,7 +3,8 @@
 #ifndef ISOBIT_KERNELS_CUDA_SM90_LINEAR_TILE_PERSISTENT_CUH_
 #define ISOBIT_KERNELS_CUDA_SM90_LINEAR_TILE_PERSISTENT_CUH_
 
-#include "kernels/cuda/sm90/device/card.h"
+#include "common/base/status_macros.h"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/cuda/sm90/linear/tile.cuh"
 
 namespace isobit::cuda::tile {
@@ -223,8 +224,9 @@ inline constexpr int64_t kLongRun = 400;
 // Launches the kernel on at most as many blocks as the card holds.
 template <class Traits>
 absl::Status LaunchPersistent(const Work& work, const Stream& stream) {
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
   const int tiles = work.row_tiles * work.column_tiles;
-  const auto at_once = static_cast<int>(stream.card->multiprocessors * Traits::Size::kBlocks);
+  const auto at_once = static_cast<int>(card->multiprocessors * Traits::Size::kBlocks);
   const int blocks = std::min(tiles, at_once);
   const Grid grid = {dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                      static_cast<size_t>(Traits::RingT::kSharedBytes)};

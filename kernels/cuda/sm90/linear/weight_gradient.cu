@@ -254,9 +254,10 @@ absl::Status Run(const WeightGradientArgs& args, const Stream& stream) {
   ISOBIT_RETURN_IF_ERROR(CheckPacks(args));
   if (IsEmpty(args)) return absl::OkStatus();
   if (!HasWeightGradientTiles(args)) return LaunchGeneralWeightGradient(args, stream);
-  const ProductSchedule schedule = ScheduleOf(*stream.card, args);
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
+  const ProductSchedule schedule = ScheduleOf(*card, args);
   ISOBIT_ASSIGN_OR_RETURN(std::byte* const workspace,
-                          ScratchOf(stream, WorkspaceBytesAs(*stream.card, schedule, args)));
+                          ScratchOf(stream, WorkspaceBytesAs(*card, schedule, args)));
   return LaunchWeightGradientAs(schedule, args, workspace, stream);
 }
 

@@ -11,8 +11,9 @@
 #include <algorithm>
 
 #include "common/base/round_up.h"
+#include "common/base/status_macros.h"
+#include "kernels/cuda/common/device/card.h"
 #include "kernels/cuda/common/device/dependent_launch.cuh"
-#include "kernels/cuda/sm90/device/card.h"
 #include "kernels/cuda/sm90/device/shared_memory.h"
 #include "kernels/cuda/sm90/log_probs/kernels.h"
 #include "kernels/cuda/sm90/log_probs/row.cuh"
@@ -334,10 +335,10 @@ size_t PlainLogProbWorkspaceBytes(int64_t num_rows) {
 }
 
 absl::Status LaunchPlainLogProbs(const LogProbJob& job, const Stream& stream) {
+  ISOBIT_ASSIGN_OR_RETURN(const Card* const card, CardOf(stream));
   const int64_t tasks = job.args.num_rows * job.ranges.count;
   Grid grid;
-  grid.blocks =
-      dim3(static_cast<unsigned>(std::min(tasks, kBlocksPerSm * stream.card->multiprocessors)));
+  grid.blocks = dim3(static_cast<unsigned>(std::min(tasks, kBlocksPerSm * card->multiprocessors)));
   grid.threads = dim3(kThreads);
   LogProbJob sized = job;
   sized.slots = std::clamp(static_cast<int>((kBlockBytes - sizeof(Shared)) / kSlotBytes),

@@ -3,6 +3,7 @@
 
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/sm90/device/card.h"
 
 namespace isobit::cuda {
 namespace {
