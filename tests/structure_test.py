@@ -54,6 +54,7 @@ NEVER_REACH = {
     "no service needs Torch": (r"rollout|trainer_bridge/(scorer|comparator)|common/|proto", r"Torch"),
     "the trainer is a client": (r"trainer_bridge/trainer", r"trainer_bridge/(scorer|comparator)"),
     "a backend knows no model": (r"kernels/(cuda|cpu|oracle)\b", r"kernels/(blocks|model)|common/checkpoint"),
+    "common CUDA code knows no architecture": (r"kernels/cuda/common/", r"kernels/cuda(?!/common/)"),
 }
 # The only folders that name CUDA's libraries themselves.
 MAY_NAME_CUDA = r"kernels/(cuda|runtime)\b|common/(cuda|parallel)$|(tools|bench/kernels)$"
@@ -83,7 +84,7 @@ FLAG = re.compile(r"\bABSL_FLAG\((?:[^,<]|<[^>]*(?:<[^>]*>)?>)+,\s*(\w+)")
 LINKS = re.compile(r"\b(isobit_library|isobit_binary|target_link_libraries)\s*\(([^()]*)\)")
 
 # How many rooms (folders and single files directly inside a folder) one chain of includes may pass.
-LONGEST_CHAIN = {"rollout": 8}
+LONGEST_CHAIN = {"rollout": 8, "kernels/cuda": 5}
 
 Table = dict[str, set[str]]
 
@@ -413,6 +414,10 @@ class ControlTest(unittest.TestCase):
             "no service needs Torch": ("trainer_bridge/scorer", "Torch"),
             "the trainer is a client": ("trainer_bridge/trainer", "trainer_bridge/scorer"),
             "a backend knows no model": ("kernels/cuda/common/rows", "kernels/model"),
+            "common CUDA code knows no architecture": (
+                "kernels/cuda/common/rows",
+                "kernels/cuda/sm90/linear",
+            ),
         }
         self.assertEqual(cases.keys(), NEVER_REACH.keys())
         for rule, (folder, allowed) in cases.items():
