@@ -127,9 +127,11 @@ def objects(build: Path) -> dict[str, Path]:
     found = {}
     for entry in json.loads((build / "compile_commands.json").read_text("utf-8")):
         source = os.path.relpath(entry["file"], ROOT)
-        if source.startswith(KERNELS) and source.endswith(".cu"):
-            command = shlex.split(entry["command"])
-            found[source.removeprefix(KERNELS)] = build / command[command.index("-o") + 1]
+        command = shlex.split(entry["command"])
+        output = command[command.index("-o") + 1]
+        # Another target compiles some of the sources for other architectures (CMakeLists.txt).
+        if output.startswith(KERNELS) and source.endswith(".cu"):
+            found[source.removeprefix(KERNELS)] = build / output
     return found
 
 
