@@ -20,15 +20,15 @@ struct CudaRankOptions {
   // Changes speed, never a bit. The sums of mode vanilla use NCCL in both cases.
   bool peer_memory = true;
   // Steps of at least so many rows are computed in two halves, so that the sums of one half travel
-  // while the other is computed (collective/copy_engine_sum.h). Changes speed, never a bit.
+  // while the other is computed (sm90/collective/copy_engine_sum.h). Changes speed, never a bit.
   int64_t overlap_rows = kOverlapRows;
   // cuda::PushOptions: up to so many rows per step, row-parallel layers push their partial sums;
   // the second is the bandwidth, in bytes per microsecond, by which these layers choose their
   // tiles. Both change speed, never a bit.
   int64_t push_rows = -1;
   double push_bytes_per_us = -1;
-  // Whether attention computes what sequences share only once (cuda/shared_splits.h), where that
-  // pays off. Changes speed, never a bit.
+  // Whether attention computes what sequences share only once
+  // (cuda/common/step_tables/shared_splits.h), where that pays off. Changes speed, never a bit.
   cuda::Sharing sharing = cuda::Sharing::kWhereItPays;
   bool use_graphs = true;
   // Whether steps may use the fast path (ModelStep::fast), which is mode vanilla beside mode tree.

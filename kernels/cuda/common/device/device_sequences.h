@@ -1,5 +1,5 @@
 // A step's sequences in GPU memory, for kernels to read. Not here: how they get there
-// (sequences.h).
+// (step_tables/sequences.h).
 #ifndef ISOBIT_KERNELS_CUDA_COMMON_DEVICE_DEVICE_SEQUENCES_H_
 #define ISOBIT_KERNELS_CUDA_COMMON_DEVICE_DEVICE_SEQUENCES_H_
 
@@ -8,7 +8,7 @@
 namespace isobit {
 
 // Consecutive sequences of one row each whose keys and values in splits [first_split, end_split)
-// are in the same memory (shared_splits.h). num_sequences 0: there are none.
+// are in the same memory (step_tables/shared_splits.h). num_sequences 0: there are none.
 struct alignas(16) SharedSplits {
   int32_t first_sequence = 0;
   int32_t num_sequences = 0;

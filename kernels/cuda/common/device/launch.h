@@ -24,8 +24,8 @@ using Scratch = std::function<absl::StatusOr<std::byte*>(size_t bytes)>;
 // Where an op runs. `dependent`: the kernel may start while the previous kernel in the stream still
 // runs (programmatic dependent launch). So every kernel calls WaitForPredecessor
 // (dependent_launch.cuh) before its first access to anything but weights; the one exception is
-// WaitsFirst in collective/all_reduce.cuh. Because every kernel calls it, completion is transitive
-// along the stream.
+// WaitsFirst in sm90/collective/all_reduce.cuh. Because every kernel calls it, completion is
+// transitive along the stream.
 struct Stream {
   cudaStream_t handle = nullptr;
   bool dependent = true;

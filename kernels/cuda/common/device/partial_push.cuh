@@ -1,6 +1,6 @@
 // The push: a row-parallel linear layer itself stores its partial sums in the mailboxes of the
-// ranks that add them up. Without it, the sum over ranks (collective/all_reduce.cuh) reads them
-// from memory and sends them there.
+// ranks that add them up. Without it, the sum over ranks (sm90/collective/all_reduce.cuh) reads
+// them from memory and sends them there.
 #ifndef ISOBIT_KERNELS_CUDA_COMMON_DEVICE_PARTIAL_PUSH_CUH_
 #define ISOBIT_KERNELS_CUDA_COMMON_DEVICE_PARTIAL_PUSH_CUH_
 

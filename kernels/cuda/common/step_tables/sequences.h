@@ -1,4 +1,4 @@
-// Copies a step's tables to GPU memory: ids, and sequences (device/device_sequences.h).
+// Copies a step's tables to GPU memory: ids, and sequences (device_sequences.h).
 #ifndef ISOBIT_KERNELS_CUDA_COMMON_STEP_TABLES_SEQUENCES_H_
 #define ISOBIT_KERNELS_CUDA_COMMON_STEP_TABLES_SEQUENCES_H_
 

@@ -9,7 +9,7 @@
 namespace isobit::cuda {
 
 // ring: an element's sum starts at the same rank as in a ring all-reduce; otherwise at rank 0.
-// Pointers and errors are those of Run (rows/rows.h).
+// Pointers and errors are those of Run (rows.h).
 absl::Status LaunchHopReduce(const ReduceArgs& args, bool ring, const Stream& stream);
 
 }  // namespace isobit::cuda

@@ -249,7 +249,7 @@ __device__ __forceinline__ bool WaitsFirst(const AllReduceJob& job) {
 
 // Releases the successor at the start. In a step this is a linear layer, which fetches its weights
 // while this kernel waits for the peers. That saves 2 us for each sum of a decode step, compared
-// with a release at the end (rows/rows.h). Not done on a GPU that ranks share: there the
+// with a release at the end (rows.h). Not done on a GPU that ranks share: there the
 // successor's blocks could displace those of another rank, for which this rank waits.
 __device__ __forceinline__ void ReleaseSuccessorIf(bool early) {
   if (early) ReleaseSuccessor();

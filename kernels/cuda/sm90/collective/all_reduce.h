@@ -65,7 +65,7 @@ struct AllReduceOptions {
 };
 
 struct AllReduceState;  // all_reduce.cu
-struct RankGroup;       // device/rank_signals.cuh
+struct RankGroup;       // rank_signals.cuh
 
 // One rank's end of the all-reduce.
 class PeerAllReduce {

@@ -107,7 +107,7 @@ __device__ __forceinline__ void StorePairs(const LinearTarget& target, int32_t r
 }
 
 // The successor of a pushing block is the sum over ranks, which does not wait for this kernel
-// (collective/all_reduce.cuh). So such a block lets it start only when everything before this
+// (sm90/collective/all_reduce.cuh). So such a block lets it start only when everything before this
 // kernel has ended. Any other block lets its successor start at once. One thread of the block calls
 // ReleaseAtStart at its start and ReleaseAfterWait after WaitForPredecessor.
 __device__ __forceinline__ void ReleaseAtStart(const LinearTarget& target) {

@@ -37,8 +37,8 @@ struct LinearSchedule {
 };
 
 // The schedule of a layer: a pure function of the card, the shape and the rows of x. `mappable`: x
-// can have a tensor map (device/tensor_map.h). push_us: the microseconds that pushed sums take to
-// arrive at other ranks; 0: the layer does not push.
+// can have a tensor map (sm90/device/tensor_map.h). push_us: the microseconds that pushed sums take
+// to arrive at other ranks; 0: the layer does not push.
 LinearSchedule ChooseLinear(const Card& card, const LinearShape& shape, int64_t m, bool mappable,
                             double push_us = 0);
 

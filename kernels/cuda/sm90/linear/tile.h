@@ -39,7 +39,7 @@ double PushTime(const LinearArgs& args);
 TileSchedule ChooseTile(const Card& card, const LinearShape& shape, int64_t m, double push_us);
 
 // LaunchLinear (linear.h) by one of TileSchedules(shape). INVALID_ARGUMENT: it is not one of them,
-// or x cannot have a tensor map (device/tensor_map.h). INTERNAL: CUDA refused.
+// or x cannot have a tensor map (sm90/device/tensor_map.h). INTERNAL: CUDA refused.
 absl::Status LaunchTileLinear(const LinearArgs& args, const TileSchedule& schedule,
                               const Stream& stream);
 

@@ -1,4 +1,4 @@
-// Packs weights that are already in a GPU's memory, by the kernels of kernels/cuda/weights on the
+// Packs weights that are already in a GPU's memory, by the kernels of weight_kernels.h on the
 // device's side stream.
 #ifndef ISOBIT_KERNELS_CUDA_SM90_WEIGHTS_CUDA_DEVICE_PACKER_H_
 #define ISOBIT_KERNELS_CUDA_SM90_WEIGHTS_CUDA_DEVICE_PACKER_H_
