@@ -13,9 +13,9 @@
 #include "common/cuda/cuda_status.h"
 #include "kernels/blocks/step_halves.h"
 #include "kernels/cuda/common/collective/nccl_all_reduce.h"
-#include "kernels/cuda/sm90/log_probs/log_probs.h"
-#include "kernels/cuda/sm90/collective/hop_all_reduce.h"
 #include "kernels/cuda/common/vanilla/nccl_bf16_sum.h"
+#include "kernels/cuda/sm90/collective/hop_all_reduce.h"
+#include "kernels/cuda/sm90/log_probs/log_probs.h"
 #include "kernels/ops/rms_norm.h"
 
 namespace isobit {
