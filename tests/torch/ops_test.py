@@ -11,10 +11,13 @@ import numpy as np
 import torch
 from support import same_bits
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from isobit import weight_digest
-from isobit.torch import Batch, model_digest
+from isobit.torch import Batch, fakes, model_digest
 from isobit.torch import functional as F
 from isobit.torch_weights import digest
 from isobit.weights import digest_of
@@ -168,6 +171,27 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
+class ComparedWithFakes(TorchDispatchMode):
+    """Calls each operator with fake tensors as well, and compares the results."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        result = op(*args, **(kwargs or {}))
+        if op.namespace == "isobit":
+            self.names.add(op.name().split("::")[1])
+            with FakeTensorMode() as mode:
+                fake = op(*tree_map_only(Tensor, mode.from_tensor, args))
+            real, fake = (
+                [t if t is None else (t.shape, t.dtype, t.stride(), t.device) for t in tree_flatten(r)[0]]
+                for r in (result, fake)
+            )
+            assert real == fake, f"{op.name()}: expected {real}, got {fake}"
+        return result
+
+
 class OperatorsTest(unittest.TestCase):
     def test_opcheck(self):
         checked = set()
@@ -184,6 +208,46 @@ class OperatorsTest(unittest.TestCase):
         opcheck(torch.ops.isobit.adamw.default, (*state, torch.randn(9).to(BF16), [0.1] * 8))
         opcheck(torch.ops.isobit.dither.default, (torch.zeros(9).to(BF16), state[0], 3, 1, 5))
         self.assertEqual(len(checked), 12)
+
+    # INVARIANT: an operator's declaration says what it returns.
+    def test_results_are_as_declared(self):
+        operators = torch.ops.isobit
+        with ComparedWithFakes() as compared:
+            for case in cases().values():
+                results = case.op(*case.arguments)
+                results = results if isinstance(results, tuple) else (results,)
+                results = [result for result in results if result.requires_grad]
+                torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+            batch, table, tied = Batch.of([[1, 2, 3]]), random(VOCAB, HIDDEN), F.TiedGradient()
+            h = F.tied_embedding(batch, table, tied)[batch.scored]
+            F.logits(h, table)
+            rows = (h, table, batch.targets)
+            F.logprobs(*rows, packs=batch.scored_packs, batch=batch, tied=tied).logprobs.sum().backward()
+            operators.square_sums(torch.randn(5, 7))
+            operators.tree_sum64(torch.randn(6).double())
+            operators.weight_sums(torch.randn(3, 8), 8, 0, 0)
+            state = [torch.zeros(9) for _ in range(4)]
+            operators.adamw(*state, None, [0.1] * 8)
+            operators.dither(torch.zeros(9).to(BF16), state[0], 3, 1, 5)
+        declared = {line.split(":")[0] for line in operators.operator_results().splitlines()}
+        self.assertEqual(compared.names, declared)
+
+    def test_a_wrong_declaration_is_an_error(self):
+        schema = torch.ops.isobit.rms_norm_backward.default._schema
+        x, weight = torch.zeros(3, 5).to(BF16), torch.zeros(5).to(BF16)
+        dx, dw = fakes.fake_of(schema, "like(x), fp32(*weight.shape)")(x, x, weight, 1e-6, [0, 3])
+        self.assertEqual((dx.shape, dx.dtype), (x.shape, x.dtype))
+        self.assertEqual((dw.shape, dw.dtype), (weight.shape, torch.float32))
+        for wrong, message in (
+            ("like(x), fp32(*weight.shape", "expected a Python expression, got 'like"),
+            ("", "expected a Python expression, got ''"),
+            ("like(x), fp32(*w.shape)", "expected names of arguments, got w"),
+            ("like(x), f32(*weight.shape)", "expected names of arguments, got f32"),
+            ("like(x)", "expected 2, as in the schema, got 1"),
+            ("None", "expected 2, as in the schema, got 0"),
+        ):
+            with self.assertRaisesRegex(ValueError, f"result of isobit::rms_norm_backward: {message}"):
+                fakes.fake_of(schema, wrong)
 
     def test_weight_sums_are_those_of_numpy(self):
         generator = np.random.default_rng(1)

@@ -91,7 +91,7 @@ void Call::CheckBounds(const char* name, const Tensor& t, int64_t rows) const {
           absl::StrCat("[", absl::StrJoin(bounds, ", "), "]"));
 }
 
-PackBounds Call::Packs(const std::vector<int64_t>& bounds, int64_t rows) const {
+PackBounds Call::Packs(const Bounds& bounds, int64_t rows) const {
   const size_t count = bounds.empty() ? 0 : bounds.size() - 1;
   const bool holds = count > 0 && count <= 64 && std::has_single_bit(count) &&
                      bounds.front() == 0 && bounds.back() == rows &&

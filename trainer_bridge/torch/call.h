@@ -25,7 +25,9 @@ namespace isobit::bridge {
 
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
+using Tensors = std::vector<Tensor>;
 using Shape = std::vector<int64_t>;
+using Bounds = std::vector<int64_t>;
 
 // PyTorch's dtype for an element type of the kernels.
 template <typename T>
@@ -78,7 +80,7 @@ class Call {
   // Fails unless int32 values in host memory ascend from 0 to `rows`. GPU memory: as CheckRange.
   void CheckBounds(const char* name, const Tensor& t, int64_t rows) const;
   // Fails unless these are the bounds of packs that cover `rows` rows.
-  PackBounds Packs(const std::vector<int64_t>& bounds, int64_t rows) const;
+  PackBounds Packs(const Bounds& bounds, int64_t rows) const;
 
   // A new, uninitialised tensor on the op's device; data, if set, receives its address.
   template <typename T>

@@ -1,10 +1,12 @@
 // Embedding, norms, SwiGLU, q, k and v, attention, with their gradients.
 #include <limits>
 #include <string>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/contract/attention.h"
-#include "trainer_bridge/torch/ops.h"
+#include "trainer_bridge/torch/call.h"
+#include "trainer_bridge/torch/operators.h"
 
 namespace isobit::bridge {
 namespace {
@@ -101,8 +103,6 @@ TrainingAttentionArgs AttentionArgsOf(const Call& call, const Tensor& q, const T
   a.window = window;
   return a;
 }
-
-}  // namespace
 
 Tensor Embedding(const Tensor& ids, const Tensor& table, const Tensor& unique_ids,
                  const Tensor& starts, const Tensor& rows, const Bounds& packs) {
@@ -283,5 +283,48 @@ std::tuple<Tensor, Tensor, Tensor> AttentionBackward(const Tensor& dout, const T
   call.Run(a);
   return {dq, dk, dv};
 }
+
+constexpr Operator kOperators[] = {
+    {"embedding(Tensor ids, Tensor table, Tensor unique_ids, Tensor starts, Tensor rows,"
+     " int[] packs) -> Tensor",
+     TORCH_BOX(&Embedding), "bf16(ids.shape[0], table.shape[1])"},
+    {"embedding_backward(Tensor dy, Tensor unique_ids, Tensor starts, Tensor rows, int vocab,"
+     " int[] packs) -> Tensor",
+     TORCH_BOX(&EmbeddingBackward), "fp32(vocab, dy.shape[1])"},
+    {"embedding_backward_tied(Tensor dy, Tensor unique_ids, Tensor starts, Tensor rows,"
+     " Tensor head_sums, int[] packs, Tensor(a!) dtable) -> ()",
+     TORCH_BOX(&EmbeddingBackwardTied), "None"},
+    {"rms_norm(Tensor x, Tensor weight, float eps, int[] packs) -> Tensor", TORCH_BOX(&RmsNorm),
+     "like(x)"},
+    {"rms_norm_backward(Tensor dy, Tensor x, Tensor weight, float eps, int[] packs)"
+     " -> (Tensor, Tensor)",
+     TORCH_BOX(&RmsNormBackward), "like(x), fp32(*weight.shape)"},
+    {"swiglu(Tensor gate_up) -> Tensor", TORCH_BOX(&SwiGlu),
+     "bf16(gate_up.shape[0], gate_up.shape[1] // 2)"},
+    {"swiglu_backward(Tensor ds, Tensor gate_up) -> Tensor", TORCH_BOX(&SwiGluBackward),
+     "like(gate_up)"},
+    {"qkv(Tensor qkv, Tensor positions, Tensor cosine, Tensor sine, Tensor? q_norm,"
+     " Tensor? k_norm, float eps, int heads, int kv_heads, int head_dim, int[] packs)"
+     " -> (Tensor, Tensor, Tensor)",
+     TORCH_BOX(&Qkv),
+     "bf16(qkv.shape[0], heads * head_dim), bf16(qkv.shape[0], kv_heads * head_dim),"
+     " bf16(qkv.shape[0], kv_heads * head_dim)"},
+    {"qkv_backward(Tensor dq, Tensor dk, Tensor dv, Tensor? qkv, Tensor positions, Tensor cosine,"
+     " Tensor sine, Tensor? q_norm, Tensor? k_norm, float eps, int heads, int kv_heads,"
+     " int head_dim, int[] packs) -> (Tensor, Tensor, Tensor)",
+     TORCH_BOX(&QkvBackward),
+     "bf16(dq.shape[0], (heads + 2 * kv_heads) * head_dim),"
+     " fp32(0 if q_norm is None else head_dim), fp32(0 if k_norm is None else head_dim)"},
+    {"attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, int[] sequences, int head_dim,"
+     " int window) -> (Tensor out, Tensor log_sums)",
+     TORCH_BOX(&Attention), "like(q), fp32(q.shape[1] // head_dim, q.shape[0])"},
+    {"attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sums,"
+     " Tensor cu_seqlens, int[] sequences, int head_dim, int window) -> (Tensor, Tensor, Tensor)",
+     TORCH_BOX(&AttentionBackward), "like(q), like(k), like(v)"},
+};
+
+}  // namespace
+
+ISOBIT_OPERATORS(kOperators)
 
 }  // namespace isobit::bridge

@@ -3,7 +3,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/contract/leaf_plan.h"
-#include "trainer_bridge/torch/ops.h"
+#include "trainer_bridge/torch/call.h"
+#include "trainer_bridge/torch/operators.h"
 
 namespace isobit::bridge {
 namespace {
@@ -36,8 +37,6 @@ Tensor JoinBiases(const Call& call, const Tensors& biases, const StackedWeight& 
   *data = joined;
   return out;
 }
-
-}  // namespace
 
 Tensor Linear(const Tensor& x, const Tensors& weights, const Tensors& biases, const Bounds& packs) {
   const Call call("linear", x);
@@ -127,5 +126,22 @@ Tensor ColumnSums(const Tensor& x, const Bounds& packs) {
   call.Run(a);
   return out;
 }
+
+constexpr Operator kOperators[] = {
+    {"linear(Tensor x, Tensor[] weights, Tensor[] biases, int[] packs) -> Tensor",
+     TORCH_BOX(&Linear), "bf16(x.shape[0], sum(w.shape[0] for w in weights))"},
+    {"linear_add(Tensor x, Tensor weight, Tensor? bias, Tensor residual, int unit, int[] packs)"
+     " -> Tensor",
+     TORCH_BOX(&LinearAdd), "like(residual)"},
+    {"linear_backward_input(Tensor dy, Tensor[] weights) -> Tensor",
+     TORCH_BOX(&LinearBackwardInput), "bf16(dy.shape[0], weights[0].shape[1])"},
+    {"linear_backward_weights(Tensor dy, Tensor x, int[] rows, int[] packs) -> Tensor[]",
+     TORCH_BOX(&LinearBackwardWeights), "[fp32(n, x.shape[1]) for n in rows]"},
+    {"column_sums(Tensor x, int[] packs) -> Tensor", TORCH_BOX(&ColumnSums), "fp32(x.shape[1])"},
+};
+
+}  // namespace
+
+ISOBIT_OPERATORS(kOperators)
 
 }  // namespace isobit::bridge

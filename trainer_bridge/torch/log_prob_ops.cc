@@ -1,9 +1,11 @@
 // lm_head with its logprobs, by blocks of rows so that nobody keeps rows x vocabulary.
 #include <algorithm>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/contract/leaf_plan.h"
-#include "trainer_bridge/torch/ops.h"
+#include "trainer_bridge/torch/call.h"
+#include "trainer_bridge/torch/operators.h"
 
 namespace isobit::bridge {
 namespace {
@@ -79,8 +81,6 @@ class Head {
   Tensor logits_;
 };
 
-}  // namespace
-
 Tensor Logits(const Tensor& hidden, const Tensor& weight) {
   const Call call("logits", hidden);
   StackedLinearArgs a;
@@ -95,6 +95,7 @@ Tensor Logits(const Tensor& hidden, const Tensor& weight) {
   return logits;
 }
 
+// Two ops for each block of `block_rows` rows: the logits, then their logprobs.
 std::tuple<Tensor, Tensor, Tensor> LogProbs(const Tensor& hidden, const Tensor& weight,
                                             const Tensor& targets, const MaybeTensor& temperature,
                                             const MaybeTensor& top_k, const MaybeTensor& top_p,
@@ -125,6 +126,7 @@ std::tuple<Tensor, Tensor, Tensor> LogProbs(const Tensor& hidden, const Tensor& 
   return {logprobs_out, entropies_out, state_out};
 }
 
+// The rows of one pack. Four ops per block: logits, then the gradients of logits, input, weight.
 std::tuple<Tensor, Tensor> LogProbsBackward(const Tensor& dlogprobs, const MaybeTensor& dentropies,
                                             const Tensor& hidden, const Tensor& weight,
                                             const Tensor& targets, const MaybeTensor& temperature,
@@ -182,5 +184,22 @@ std::tuple<Tensor, Tensor> LogProbsBackward(const Tensor& dlogprobs, const Maybe
   }
   return {dhidden_out, dweight_out};
 }
+
+constexpr Operator kOperators[] = {
+    {"logits(Tensor hidden, Tensor weight) -> Tensor", TORCH_BOX(&Logits),
+     "fp32(hidden.shape[0], weight.shape[0])"},
+    {"logprobs(Tensor hidden, Tensor weight, Tensor targets, Tensor? temperature, Tensor? top_k,"
+     " Tensor? top_p, Tensor? min_p, int block_rows, int[] packs) -> (Tensor, Tensor, Tensor)",
+     TORCH_BOX(&LogProbs),
+     "fp32(hidden.shape[0]), fp32(hidden.shape[0]), int32(hidden.shape[0], 6)"},
+    {"logprobs_backward(Tensor dlogprobs, Tensor? dentropies, Tensor hidden, Tensor weight,"
+     " Tensor targets, Tensor? temperature, Tensor? top_k, Tensor? top_p, Tensor? min_p,"
+     " Tensor state, int block_rows) -> (Tensor, Tensor)",
+     TORCH_BOX(&LogProbsBackward), "like(hidden), fp32(*weight.shape)"},
+};
+
+}  // namespace
+
+ISOBIT_OPERATORS(kOperators)
 
 }  // namespace isobit::bridge

@@ -2,12 +2,15 @@
 #include <algorithm>
 #include <iterator>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "kernels/contract/losses.h"
-#include "trainer_bridge/torch/ops.h"
+#include "trainer_bridge/torch/call.h"
+#include "trainer_bridge/torch/operators.h"
 
 namespace isobit::bridge {
+namespace {
 
 std::tuple<Tensor, Tensor> PolicyLoss(const Tensor& logprobs, const Tensor& advantages,
                                       const Tensor& weights, const MaybeTensor& old_logprobs,
@@ -30,6 +33,7 @@ std::tuple<Tensor, Tensor> PolicyLoss(const Tensor& logprobs, const Tensor& adva
   return {values, gradients};
 }
 
+// Returns values and gradients.
 std::tuple<Tensor, Tensor> LossFunction(const Tensor& x, const std::string& function) {
   using enum contract::LossFunction;
   const std::pair<const char*, contract::LossFunction> functions[] = {
@@ -72,5 +76,21 @@ Tensor SequenceSums(const Tensor& x, const Tensor& bounds) {
   call.Run(a);
   return sums;
 }
+
+constexpr Operator kOperators[] = {
+    {"policy_loss(Tensor logprobs, Tensor advantages, Tensor weights, Tensor? old_logprobs,"
+     " Tensor? reference_logprobs, float clip_low, float clip_high, float kl)"
+     " -> (Tensor, Tensor)",
+     TORCH_BOX(&PolicyLoss), "like(logprobs), like(logprobs)"},
+    {"loss_function(Tensor x, str function) -> (Tensor, Tensor)", TORCH_BOX(&LossFunction),
+     "like(x), like(x)"},
+    {"tree_sum(Tensor x) -> Tensor", TORCH_BOX(&TreeSum), "fp32()"},
+    {"sequence_sums(Tensor x, Tensor bounds) -> Tensor", TORCH_BOX(&SequenceSums),
+     "fp32(bounds.shape[0] - 1)"},
+};
+
+}  // namespace
+
+ISOBIT_OPERATORS(kOperators)
 
 }  // namespace isobit::bridge

@@ -5,13 +5,15 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/checkpoint/model_config.h"
 #include "kernels/model/model_plan.h"
 #include "kernels/model/numerics.h"
-#include "trainer_bridge/torch/ops.h"
+#include "trainer_bridge/torch/call.h"
+#include "trainer_bridge/torch/operators.h"
 
 namespace isobit::bridge {
 namespace {
@@ -32,8 +34,6 @@ Tensor ToTensor(const std::vector<float>& values, int64_t rows, int64_t columns)
   std::copy(values.begin(), values.end(), static_cast<float*>(t.mutable_data_ptr()));
   return t;
 }
-
-}  // namespace
 
 std::string ModelFacts(const std::string& config_json, const std::string& ignored_fields) {
   const FloatEnvironment environment;
@@ -73,5 +73,14 @@ std::tuple<Tensor, Tensor> RopeTable(const std::string& config_json, int64_t pos
   return {ToTensor(table.cosine, positions, config.head_dim / 2),
           ToTensor(table.sine, positions, config.head_dim / 2)};
 }
+
+constexpr Operator kOperators[] = {
+    {"model_facts(str config_json, str ignored_fields) -> str", TORCH_BOX(&ModelFacts)},
+    {"rope_table(str config_json, int positions) -> (Tensor, Tensor)", TORCH_BOX(&RopeTable)},
+};
+
+}  // namespace
+
+ISOBIT_OPERATORS(kOperators)
 
 }  // namespace isobit::bridge

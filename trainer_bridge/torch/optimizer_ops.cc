@@ -1,8 +1,12 @@
 // Square sums, for clipping; AdamW and its moments in bf16; sums of weights, for their digest.
+#include <tuple>
+
 #include "absl/strings/str_cat.h"
-#include "trainer_bridge/torch/ops.h"
+#include "trainer_bridge/torch/call.h"
+#include "trainer_bridge/torch/operators.h"
 
 namespace isobit::bridge {
+namespace {
 
 Tensor SquareSums(const Tensor& x) {
   const Call call("square_sums", x);
@@ -94,5 +98,21 @@ void Dither(const Tensor& out, const Tensor& x, int64_t step, int64_t moment, in
   a.first = static_cast<uint64_t>(first);
   call.Run(a);
 }
+
+constexpr Operator kOperators[] = {
+    {"square_sums(Tensor x) -> Tensor", TORCH_BOX(&SquareSums), "fp64(x.shape[0])"},
+    {"weight_sums(Tensor block, int tensor_columns, int first_row, int first_column) -> Tensor",
+     TORCH_BOX(&WeightSums), "int64(3)"},
+    {"tree_sum64(Tensor x) -> Tensor", TORCH_BOX(&TreeSum64), "fp64()"},
+    {"adamw(Tensor(a!) parameter, Tensor(b!) m, Tensor(c!) v, Tensor gradient,"
+     " Tensor(d!)? working, float[] factors) -> ()",
+     TORCH_BOX(&AdamW), "None"},
+    {"dither(Tensor(a!) out, Tensor x, int step, int moment, int first) -> ()", TORCH_BOX(&Dither),
+     "None"},
+};
+
+}  // namespace
+
+ISOBIT_OPERATORS(kOperators)
 
 }  // namespace isobit::bridge
