@@ -1,5 +1,5 @@
 """The gradients of the operators (C11 to C14), registered with autograd. Each saves only what its backward
-pass reads; logits are computed again."""
+pass reads; logits are computed again. FORMULAS, below, has them all."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -21,26 +21,7 @@ def _embedding_setup(ctx, inputs, output):
 
 
 def _embedding(ctx, dy: Tensor):
-    dtable = _ops.embedding_backward(dy.contiguous(), *ctx.saved_tensors, ctx.vocab, ctx.packs)
-    return None, dtable, None, None, None, None
-
-
-def _rms_norm_setup(ctx, inputs, output):
-    x, weight, ctx.eps, ctx.packs = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _rms_norm(ctx, dy: Tensor):
-    dx, dw = _ops.rms_norm_backward(dy.contiguous(), *ctx.saved_tensors, ctx.eps, ctx.packs)
-    return dx, dw, None, None
-
-
-def _swiglu_setup(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
-def _swiglu(ctx, ds: Tensor):
-    return _ops.swiglu_backward(ds.contiguous(), *ctx.saved_tensors)
+    return _ops.embedding_backward(dy.contiguous(), *ctx.saved_tensors, ctx.vocab, ctx.packs)
 
 
 def _qkv_setup(ctx, inputs, output):
@@ -53,25 +34,7 @@ def _qkv(ctx, dq: Tensor, dk: Tensor, dv: Tensor):
     gradients = (dq.contiguous(), dk.contiguous(), dv.contiguous())
     saved = ctx.saved_tensors  # read only once, since activation checkpointing unpacks them only once
     dqkv, dq_norm, dk_norm = _ops.qkv_backward(*gradients, *saved, *ctx.shape, ctx.packs)
-    norms = (None, None) if saved[-1] is None else (dq_norm, dk_norm)
-    return dqkv, None, None, None, *norms, *[None] * 5
-
-
-def _attention_setup(ctx, inputs, output):
-    q, k, v, cu_seqlens, ctx.sequences, ctx.head_dim, ctx.window = inputs
-    out, log_sums = output
-    ctx.mark_non_differentiable(log_sums)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, out, log_sums, cu_seqlens)
-
-
-def _attention(ctx, dout: Tensor | None, _):
-    if dout is None:
-        return (None,) * 7
-    dq, dk, dv = _ops.attention_backward(
-        dout.contiguous(), *ctx.saved_tensors, ctx.sequences, ctx.head_dim, ctx.window
-    )
-    return dq, dk, dv, None, None, None, None
+    return (dqkv, None, None) if saved[-1] is None else (dqkv, dq_norm, dk_norm)
 
 
 def _linear_setup(ctx, inputs, output):
@@ -88,7 +51,7 @@ def _needs(flags: Any) -> bool:
 def _linear(ctx, dy: Tensor):
     dy = dy.contiguous()
     x, *weights = ctx.saved_tensors
-    needs_x, needs_weights, needs_biases, _ = ctx.needs_input_grad
+    needs_x, needs_weights, needs_biases, *_ = ctx.needs_input_grad
     dx = _ops.linear_backward_input(dy, weights) if _needs(needs_x) else None
     dweights: list[Tensor | None] = [None] * len(weights)
     if _needs(needs_weights):
@@ -96,7 +59,7 @@ def _linear(ctx, dy: Tensor):
     dbiases: list[Tensor | None] = [None] * len(weights) if ctx.has_bias else []
     if _needs(needs_biases):
         dbiases = list(_ops.column_sums(dy, ctx.packs).split(ctx.rows))
-    return dx, dweights, dbiases, None
+    return dx, dweights, dbiases
 
 
 def _linear_add_setup(ctx, inputs, output):
@@ -113,7 +76,7 @@ def _linear_add(ctx, dy: Tensor):
     if needs_weight:
         (dweight,) = _ops.linear_backward_weights(dy, x, [weight.shape[0]], ctx.packs)
     dbias = _ops.column_sums(dy, ctx.packs) if needs_bias else None
-    return dx, dweight, dbias, dy if needs_residual else None, None, None
+    return dx, dweight, dbias, dy if needs_residual else None
 
 
 def _logprobs_setup(ctx, inputs, output):
@@ -155,9 +118,8 @@ def head_backward(
 
 def _logprobs(ctx, dlogprobs: Tensor | None, dentropies: Tensor | None, _):
     if dlogprobs is None and dentropies is None:
-        return (None,) * 9
-    gradients = head_backward(dlogprobs, dentropies, ctx.saved_tensors, ctx.block_rows, ctx.packs)
-    return *gradients, *[None] * 7
+        return None, None
+    return head_backward(dlogprobs, dentropies, ctx.saved_tensors, ctx.block_rows, ctx.packs)
 
 
 class TiedGradient:
@@ -259,14 +221,6 @@ def _saved_gradient(ctx, dvalues: Tensor | None, _) -> Tensor | None:
     return None if dvalues is None else gradients * dvalues
 
 
-def _policy_loss(ctx, *upstream):
-    return _saved_gradient(ctx, *upstream), *[None] * 7
-
-
-def _loss_function(ctx, *upstream):
-    return _saved_gradient(ctx, *upstream), None
-
-
 def _tree_sum_setup(ctx, inputs, output):
     ctx.count = inputs[0].shape[0]
 
@@ -283,25 +237,54 @@ def _sequence_sums_setup(ctx, inputs, output):
 
 def _sequence_sums(ctx, dsums: Tensor):
     (bounds,) = ctx.saved_tensors
-    return dsums.repeat_interleave(bounds.diff(), output_size=ctx.count), None
+    return dsums.repeat_interleave(bounds.diff(), output_size=ctx.count)
 
 
-# For each op: the arguments that have a gradient, the function that saves tensors, and the backward pass.
+# For each op: the arguments that have a gradient, and either the op that computes it (_by_operator) or two
+# functions: one that saves tensors, and the backward pass, which returns the gradients of those arguments.
 FORMULAS = {
     "embedding": ({"table"}, _embedding_setup, _embedding),
-    "rms_norm": ({"x", "weight"}, _rms_norm_setup, _rms_norm),
-    "swiglu": ({"gate_up"}, _swiglu_setup, _swiglu),
+    "rms_norm": ({"x", "weight"}, "rms_norm_backward"),
+    "swiglu": ({"gate_up"}, "swiglu_backward"),
     "qkv": ({"qkv", "q_norm", "k_norm"}, _qkv_setup, _qkv),
-    "attention": ({"q", "k", "v"}, _attention_setup, _attention),
+    "attention": ({"q", "k", "v"}, "attention_backward"),
     "linear": ({"x", "weights", "biases"}, _linear_setup, _linear),
     "linear_add": ({"x", "weight", "bias", "residual"}, _linear_add_setup, _linear_add),
     "logits": ({"hidden", "weight"}, _logits_setup, _logits),
     "logprobs": ({"hidden", "weight"}, _logprobs_setup, _logprobs),
-    "policy_loss": ({"logprobs"}, _saved_gradient_setup, _policy_loss),
-    "loss_function": ({"x"}, _saved_gradient_setup, _loss_function),
+    "policy_loss": ({"logprobs"}, _saved_gradient_setup, _saved_gradient),
+    "loss_function": ({"x"}, _saved_gradient_setup, _saved_gradient),
     "tree_sum": ({"x"}, _tree_sum_setup, _tree_sum),
     "sequence_sums": ({"x"}, _sequence_sums_setup, _sequence_sums),
 }
+
+
+def _schema(op: str) -> torch.FunctionSchema:
+    return getattr(_ops, op).default._schema
+
+
+def _by_operator(op: str, gradient_op: str) -> tuple[Callable, Callable]:
+    """Returns the two functions for an op whose first result alone has a gradient. The gradient op takes the
+    gradient of that result, then arguments and results of the op, by their names, tensors first."""
+    names = [value.name for value in (*_schema(op).arguments, *_schema(op).returns)]
+    saved = _schema(gradient_op).arguments[1:]
+    indices = [names.index(argument.name) for argument in saved]
+    tensors = sum("Tensor" in str(argument.type) for argument in saved)
+
+    def setup(ctx, inputs, output):
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.mark_non_differentiable(*outputs[1:])
+        ctx.set_materialize_grads(len(outputs) == 1)
+        values = [(*inputs, *outputs)[i] for i in indices]
+        ctx.save_for_backward(*values[:tensors])
+        ctx.others = values[tensors:]
+
+    def backward(ctx, gradient: Tensor | None, *_):
+        if gradient is None:
+            return (None,) * len(FORMULAS[op][0])
+        return getattr(_ops, gradient_op)(gradient.contiguous(), *ctx.saved_tensors, *ctx.others)
+
+    return setup, backward
 
 
 def _refuse_create_graph() -> None:
@@ -309,11 +292,16 @@ def _refuse_create_graph() -> None:
         raise NotImplementedError("gradients have no gradient: expected a backward pass without create_graph")
 
 
-def _once(backward: Callable) -> Callable:
-    def formula(ctx, *gradients):
+def _formula(op: str, backward: Callable) -> Callable:
+    """Returns a backward pass that refuses create_graph and returns a gradient or None for each argument."""
+    has_gradient = [argument.name in FORMULAS[op][0] for argument in _schema(op).arguments]
+
+    def formula(ctx, *upstream):
         _refuse_create_graph()
-        with backward_environment(gradients):
-            return backward(ctx, *gradients)
+        with backward_environment(upstream):
+            gradients = backward(ctx, *upstream)
+        gradients = iter(gradients if isinstance(gradients, tuple) else (gradients,))
+        return tuple(next(gradients) if has else None for has in has_gradient)
 
     return formula
 
@@ -322,8 +310,7 @@ def refuse_other_gradients(op: str, inputs: Sequence[Any]) -> None:
     """Raises ValueError if an argument requires a gradient that the op does not have. autograd would leave it
     None."""
     differentiable = FORMULAS[op][0]
-    arguments = getattr(_ops, op).default._schema.arguments
-    for argument, value in zip(arguments, inputs, strict=False):
+    for argument, value in zip(_schema(op).arguments, inputs, strict=False):
         if argument.name in differentiable or not isinstance(value, Tensor) or not value.requires_grad:
             continue
         raise ValueError(
@@ -341,7 +328,8 @@ def _checked(op: str, setup: Callable) -> Callable:
 
 
 def register() -> None:
-    for name, (_, setup, backward) in FORMULAS.items():
+    for op, (_, *formula) in FORMULAS.items():
+        setup, backward = formula if len(formula) == 2 else _by_operator(op, *formula)
         torch.library.register_autograd(
-            f"isobit::{name}", _once(backward), setup_context=_checked(name, setup)
+            f"isobit::{op}", _formula(op, backward), setup_context=_checked(op, setup)
         )
