@@ -115,7 +115,7 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
       next_norm = NormOf(b + 1, next->bytes());
     }
     residual_.BeginBlock(NormOf(b, held.bytes()), next_norm);
-    if (b < blocks_.size()) ISOBIT_RETURN_IF_ERROR(Layer(b, held.bytes(), cache));
+    if (b < blocks_.size()) ISOBIT_RETURN_IF_ERROR(RunBlock(b, held.bytes(), cache));
   }
   for (size_t h = 0; h < residual_.num_halves(); ++h) {
     const StepRows& half = residual_.half(h);
@@ -129,7 +129,7 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
   return absl::OkStatus();
 }
 
-absl::Status Transformer::Layer(size_t b, const std::byte* bytes, const KvCache& cache) {
+absl::Status Transformer::RunBlock(size_t b, const std::byte* bytes, const KvCache& cache) {
   const Block& block = *blocks_[b];
   const int number = static_cast<int>(b) + 1;
   const BlockWeights weights = layout_.Bind(number, bytes);

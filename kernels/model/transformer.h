@@ -82,7 +82,7 @@ class Transformer {
   // The norm of block b, an index into plan().blocks or their number for the head.
   const Bf16* NormOf(size_t b, const std::byte* bytes) const;
   // Computes block b, whose weights are `bytes`. Each half first has its norm.
-  absl::Status Layer(size_t b, const std::byte* bytes, const KvCache& cache);
+  absl::Status RunBlock(size_t b, const std::byte* bytes, const KvCache& cache);
   // For the probe: the residual and its norm for block b, after the sums of the block before.
   absl::Status SeeNorm(size_t b, const Bf16* normed);
 
