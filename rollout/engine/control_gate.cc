@@ -14,28 +14,35 @@ absl::Status ControlGate::Available() const {
   return draining_ ? absl::UnavailableError("the server is draining") : absl::OkStatus();
 }
 
-std::vector<PendingPause> ControlGate::Continue() {
+std::vector<PausedJob> ControlGate::Continue() {
   paused_ = false;
   return std::exchange(pauses_, {});
 }
 
-void ControlGate::Settle(size_t num_in_flight, RequestTable& table, std::vector<Emission>& outbox) {
+std::vector<std::function<void()>> ControlGate::Settle(size_t num_in_flight, RequestTable& table,
+                                                       std::vector<Emission>& outbox) {
   held_ = false;
-  std::vector<PendingPause> waiting;
-  for (PendingPause& pause : std::exchange(pauses_, {})) {
+  std::vector<std::function<void()>> jobs;
+  std::vector<PausedJob> waiting;
+  for (PausedJob& pause : std::exchange(pauses_, {})) {
     auto result = TryPause(pause, num_in_flight, table);
     if (!result) {
       waiting.push_back(std::move(pause));
       continue;
     }
-    outbox.push_back(
-        [reply = std::move(pause.reply), result = *std::move(result)] { reply(result); });
+    if (result->ok() && pause.run) {
+      jobs.push_back([run = std::move(pause.run), paused = **result] { run(paused); });
+    } else {
+      outbox.push_back(
+          [reply = std::move(pause.reply), result = *std::move(result)] { reply(result); });
+    }
   }
   pauses_ = std::move(waiting);
   if (draining_ && paused_) table.AbortAll("the server stops while generation is paused");
+  return jobs;
 }
 
-std::optional<absl::StatusOr<PauseResult>> ControlGate::TryPause(const PendingPause& pause,
+std::optional<absl::StatusOr<PauseResult>> ControlGate::TryPause(const PausedJob& pause,
                                                                  size_t num_in_flight,
                                                                  RequestTable& table) {
   if (!failure_.ok()) return Available();

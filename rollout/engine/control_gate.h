@@ -32,10 +32,14 @@ inline absl::Status ContinuedBefore() {
   return absl::AbortedError("generation was continued before it had paused");
 }
 
-struct PendingPause {
+// What a call wants of a pause: pause, run, and maybe continue, which `run` does itself.
+struct PausedJob {
   PauseMode mode;
-  Reply<PauseResult> reply;
+  Reply<PauseResult> reply;  // gets the error if generation does not pause; without `run`, all
   IsAbandoned is_abandoned;
+  // Called once generation has paused, on the engine thread and with its mutex. Null: the pause is
+  // all that is wanted.
+  std::function<void(const PauseResult&)> run{};
 };
 
 // Not thread-safe: the engine's mutex guards every call. Only the engine thread calls Settle and
@@ -50,15 +54,17 @@ class ControlGate {
   // Whether a pause has been asked for and has not taken effect yet.
   bool has_waiting_pauses() const { return !pauses_.empty(); }
 
-  void Pause(PendingPause pause) { pauses_.push_back(std::move(pause)); }
+  void Pause(PausedJob job) { pauses_.push_back(std::move(job)); }
   // Undoes every pause. Returns those that had not taken effect; the caller must reply to them.
-  std::vector<PendingPause> Continue();
+  std::vector<PausedJob> Continue();
   void Drain() { draining_ = true; }
   void Fail(const absl::Status& failure) { failure_ = failure; }
 
-  // Call between two launches. Applies the pauses that can take effect now and puts their replies
-  // into the outbox. If draining and paused, ends every request.
-  void Settle(size_t num_in_flight, RequestTable& table, std::vector<Emission>& outbox);
+  // Call between two launches. Applies the pauses that can take effect now, puts their replies into
+  // the outbox, and returns their jobs, to be run in this order. If draining and paused, ends every
+  // request.
+  std::vector<std::function<void()>> Settle(size_t num_in_flight, RequestTable& table,
+                                            std::vector<Emission>& outbox);
 
   // Whether no step is in flight. If one is, no further step is launched before the next Settle.
   bool IsQuiet(size_t num_in_flight);
@@ -68,10 +74,10 @@ class ControlGate {
 
  private:
   // The pause's result, or nothing if it has to wait.
-  std::optional<absl::StatusOr<PauseResult>> TryPause(const PendingPause& pause,
-                                                      size_t num_in_flight, RequestTable& table);
+  std::optional<absl::StatusOr<PauseResult>> TryPause(const PausedJob& pause, size_t num_in_flight,
+                                                      RequestTable& table);
 
-  std::vector<PendingPause> pauses_;
+  std::vector<PausedJob> pauses_;
   bool paused_ = false;
   bool held_ = false;  // until nothing is in flight
   bool draining_ = false;

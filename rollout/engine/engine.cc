@@ -120,9 +120,9 @@ void Engine::Settle() {
     const Clock::time_point now = Clock::now();
     if (attention_ || now >= table_.next_expiry()) table_.EndDue(now);
     attention_ = false;
-    gate_.Settle(pipeline_.num_in_flight(), table_, outbox_);
+    const auto jobs = gate_.Settle(pipeline_.num_in_flight(), table_, outbox_);
     SettleUpdate();
-    SettlePaused();
+    for (const auto& job : jobs) job();
     HoldNewcomersWhileWaiting();
   }
   pipeline_.Keep(table_.ended());

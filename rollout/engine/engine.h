@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -199,11 +200,26 @@ class Engine {
   absl::Status ReloadWeights(IsAbandoned is_abandoned, Reply<WeightUpdateResult>& reply);
   // Whether the weights that served were freed and none have come since.
   bool lacks_weights() const { return asleep_ && version_ != nullptr && !runner_->has_weights(); }
+  // Puts a job into the gate, or refuses it at once. The caller does not hold mutex_.
+  void Enqueue(PausedJob job);
+  // Pauses, then calls `run` and replies with its result. Likewise.
+  template <typename T>
+  void RunPaused(PauseMode mode, Reply<T> reply, IsAbandoned is_abandoned,
+                 std::function<absl::StatusOr<T>(const PauseResult&)> run) {
+    Enqueue({.mode = mode,
+             .reply = [reply](const absl::StatusOr<PauseResult>& p) { reply(p.status()); },
+             .is_abandoned = std::move(is_abandoned),
+             .run =
+                 [this, reply, run = std::move(run)](const PauseResult& paused) {
+                   outbox_.push_back([reply, result = run(paused)] { reply(result); });
+                 }});
+  }
   // Undoes every pause. Returns those that had not taken effect; the caller must reply to them.
-  std::vector<PendingPause> Resume(size_t& num_resumed);
+  std::vector<PausedJob> Resume(size_t& num_resumed);
+  // Likewise, and replies to them with `why`. For the engine thread, which holds mutex_.
+  size_t ResumeBetweenSteps(const absl::Status& why);
 
   void SettleUpdate();
-  void SettlePaused();
   absl::StatusOr<SleepResult> FallAsleep(SleepLevel level, const PauseResult& paused);
   absl::StatusOr<size_t> GetUp();
   absl::StatusOr<ProbeResult> RunProbe(const std::vector<int32_t>& tokens,
@@ -231,8 +247,7 @@ class Engine {
   RequestTable table_;
   ControlGate gate_;
   WeightSwitch switch_;
-  Reply<WeightUpdateResult> update_reply_;           // of the update in progress
-  std::vector<std::function<void()>> paused_calls_;  // for once paused: sleep, wake-up, probes
+  Reply<WeightUpdateResult> update_reply_;  // of the update in progress
   bool asleep_ = false;
   std::string origin_;      // the directory of the weights that serve; empty if they came from none
   bool attention_ = false;  // Settle has something to do

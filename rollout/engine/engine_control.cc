@@ -13,37 +13,49 @@ void Engine::Wake() {
 }
 
 void Engine::Pause(PauseMode mode, Reply<PauseResult> reply, IsAbandoned is_abandoned) {
+  Enqueue({.mode = mode, .reply = std::move(reply), .is_abandoned = std::move(is_abandoned)});
+}
+
+void Engine::Enqueue(PausedJob job) {
   absl::Status available;
   {
     const std::lock_guard lock(mutex_);
     available = gate_.Available();
     if (available.ok()) {
-      gate_.Pause({mode, std::move(reply), std::move(is_abandoned)});
+      gate_.Pause(std::move(job));
       WakeThread();
       return;
     }
   }
-  reply(available);
+  job.reply(available);
 }
 
 absl::StatusOr<size_t> Engine::Continue() {
-  std::vector<PendingPause> undone;
+  std::vector<PausedJob> undone;
   size_t num_resumed = 0;
   {
     const std::lock_guard lock(mutex_);
     if (asleep_) return absl::FailedPreconditionError("the rollout sleeps: WakeUp continues it");
     undone = Resume(num_resumed);
   }
-  for (const PendingPause& pause : undone) pause.reply(ContinuedBefore());
+  for (const PausedJob& pause : undone) pause.reply(ContinuedBefore());
   return num_resumed;
 }
 
-std::vector<PendingPause> Engine::Resume(size_t& num_resumed) {
+std::vector<PausedJob> Engine::Resume(size_t& num_resumed) {
   num_resumed = table_.size();
-  std::vector<PendingPause> undone = gate_.Continue();
+  std::vector<PausedJob> undone = gate_.Continue();
   HoldNewcomersWhileWaiting();
   WakeThread();
   return undone;
+}
+
+size_t Engine::ResumeBetweenSteps(const absl::Status& why) {
+  size_t num_resumed = 0;
+  for (PausedJob& pause : Resume(num_resumed)) {
+    outbox_.push_back([reply = std::move(pause.reply), why] { reply(why); });
+  }
+  return num_resumed;
 }
 
 void Engine::UpdateWeights(WeightUpdate update, Reply<WeightUpdateResult> reply) {

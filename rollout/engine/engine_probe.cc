@@ -26,25 +26,15 @@ void Engine::Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply
     const std::lock_guard lock(mutex_);
     was_paused = gate_.is_paused();
   }
-  Pause(
-      PauseMode::kKeep,
-      [this, tokens = std::move(tokens), wanted, was_paused,
-       reply = std::move(reply)](const absl::StatusOr<PauseResult>& paused) {
-        if (!paused.ok()) return reply(paused.status());
-        const std::lock_guard lock(mutex_);
-        paused_calls_.push_back([this, tokens, wanted, was_paused, reply] {
-          outbox_.push_back([reply, result = RunProbe(tokens, wanted)] { reply(result); });
-          if (was_paused) return;
-          size_t num_resumed = 0;
-          for (PendingPause& pause : Resume(num_resumed)) {
-            outbox_.push_back([answer = std::move(pause.reply)] {
-              answer(absl::AbortedError("generation was continued after a probe"));
-            });
-          }
-        });
-        WakeThread();
-      },
-      std::move(is_abandoned));
+  RunPaused<ProbeResult>(
+      PauseMode::kKeep, std::move(reply), std::move(is_abandoned),
+      [this, tokens = std::move(tokens), wanted, was_paused](const PauseResult& /*paused*/) {
+        auto result = RunProbe(tokens, wanted);
+        if (!was_paused) {
+          ResumeBetweenSteps(absl::AbortedError("generation was continued after a probe"));
+        }
+        return result;
+      });
 }
 
 absl::StatusOr<ProbeResult> Engine::RunProbe(const std::vector<int32_t>& tokens,

@@ -11,42 +11,26 @@ namespace isobit {
 
 void Engine::Sleep(SleepLevel level, PauseMode mode, Reply<SleepResult> reply,
                    IsAbandoned is_abandoned) {
-  Pause(
-      mode,
-      [this, level, reply = std::move(reply)](const absl::StatusOr<PauseResult>& paused) {
-        if (!paused.ok()) return reply(paused.status());
-        const std::lock_guard lock(mutex_);
-        paused_calls_.push_back([this, level, reply, paused = *paused] {
-          outbox_.push_back([reply, result = FallAsleep(level, paused)] { reply(result); });
-        });
-        WakeThread();
-      },
-      std::move(is_abandoned));
+  RunPaused<SleepResult>(
+      mode, std::move(reply), std::move(is_abandoned),
+      [this, level](const PauseResult& paused) { return FallAsleep(level, paused); });
 }
 
 void Engine::WakeUp(Reply<size_t> reply, const IsAbandoned& is_abandoned) {
-  absl::Status refused;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!lacks_weights()) {
-      paused_calls_.push_back([this, reply = std::move(reply), is_abandoned] {
-        const absl::Status awaited = CheckAwaited(is_abandoned, "wake-up");
-        outbox_.push_back(
-            [reply, result = awaited.ok() ? GetUp() : absl::StatusOr<size_t>(awaited)] {
-              reply(result);
-            });
-      });
-      WakeThread();
-      return;
-    }
-    Reply<WeightUpdateResult> then =
-        [this, reply, is_abandoned](const absl::StatusOr<WeightUpdateResult>& loaded) {
-          if (!loaded.ok()) return reply(loaded.status());
-          WakeUp(reply, is_abandoned);
-        };
-    refused = ReloadWeights(is_abandoned, then);
+  std::unique_lock lock(mutex_);
+  if (!lacks_weights()) {
+    lock.unlock();
+    return RunPaused<size_t>(PauseMode::kKeep, std::move(reply), is_abandoned,
+                             [this](const PauseResult& /*paused*/) { return GetUp(); });
   }
-  if (!refused.ok()) reply(refused);
+  Reply<WeightUpdateResult> then =
+      [this, reply, is_abandoned](const absl::StatusOr<WeightUpdateResult>& loaded) {
+        if (!loaded.ok()) return reply(loaded.status());
+        WakeUp(reply, is_abandoned);
+      };
+  const absl::Status begun = ReloadWeights(is_abandoned, then);
+  lock.unlock();
+  if (!begun.ok()) reply(begun);
 }
 
 absl::Status Engine::ReloadWeights(IsAbandoned is_abandoned, Reply<WeightUpdateResult>& reply) {
@@ -61,10 +45,6 @@ absl::Status Engine::ReloadWeights(IsAbandoned is_abandoned, Reply<WeightUpdateR
                       .mode = InFlightMode::kRecomputeKv,
                       .is_abandoned = std::move(is_abandoned)},
                      {.id = version_->id - 1, .digest = ""}, reply);
-}
-
-void Engine::SettlePaused() {
-  for (const auto& call : std::exchange(paused_calls_, {})) call();
 }
 
 // INVARIANT: no sequence holds or finds keys that were given back
@@ -97,11 +77,7 @@ absl::StatusOr<size_t> Engine::GetUp() {
     asleep_ = false;
     ISOBIT_LOG(Info) << "awake";
   }
-  size_t num_resumed = 0;
-  for (PendingPause& pause : Resume(num_resumed)) {
-    outbox_.push_back([reply = std::move(pause.reply)] { reply(ContinuedBefore()); });
-  }
-  return num_resumed;
+  return ResumeBetweenSteps(ContinuedBefore());
 }
 
 }  // namespace isobit
