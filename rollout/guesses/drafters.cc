@@ -7,8 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "rollout/guesses/history_drafter.h"
-#include "rollout/guesses/lookup_drafter.h"
 
 namespace isobit {
 namespace {

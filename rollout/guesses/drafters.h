@@ -1,4 +1,4 @@
-// Makes the drafters that --speculation names.
+// All drafters: makes those that --speculation names.
 #ifndef ISOBIT_ROLLOUT_GUESSES_DRAFTERS_H_
 #define ISOBIT_ROLLOUT_GUESSES_DRAFTERS_H_
 
@@ -16,6 +16,10 @@ namespace isobit {
 struct DrafterLimits {
   size_t history_bytes = size_t{64} << 20;
 };
+
+std::unique_ptr<Drafter> MakeLookupDrafter();
+// max_bytes: bound of all texts together, as in HistoryStore.
+std::unique_ptr<Drafter> MakeHistoryDrafter(size_t max_bytes);
 
 // names: drafters separated by commas, or "off", for which the result is null. INVALID_ARGUMENT: a
 // name is unknown or repeated.

@@ -1,8 +1,9 @@
-// Follows the texts of a prompt along a sequence.
-#include "rollout/guesses/history_drafter.h"
-
+// The drafter `history`: guesses what other samples of the prompt have drawn at this point, under
+// any weights, or what the client has sent along (draft_token_ids). For groups of samples, for
+// prompts that come again after each update, and for replays.
 #include <utility>
 
+#include "rollout/guesses/drafters.h"
 #include "rollout/guesses/history_store.h"
 #include "rollout/schedule/request.h"
 

@@ -1,6 +1,6 @@
-// An index over the sequence itself.
-#include "rollout/guesses/lookup_drafter.h"
-
+// The drafter `lookup`: finds where the sequence's last tokens occurred before in its own prompt or
+// completion, and guesses what followed there. For edits, quotations, code, and loops.
+#include "rollout/guesses/drafters.h"
 #include "rollout/guesses/suffix_index.h"
 
 namespace isobit {

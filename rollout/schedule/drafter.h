@@ -1,7 +1,7 @@
 // Drafters guess what a sequence will draw next. A guess can change speed, never a token: a guess
 // counts only if the sequence draws the same token (docs/architecture/speculation.md).
 //
-// A new drafter is one file that implements Drafter, and a line in drafters.cc. When and how much
+// A new drafter is one file that implements Drafter, and two lines in drafters.{h,cc}. When and how much
 // to guess is decided elsewhere (speculation.h).
 #ifndef ISOBIT_ROLLOUT_SCHEDULE_DRAFTER_H_
 #define ISOBIT_ROLLOUT_SCHEDULE_DRAFTER_H_
