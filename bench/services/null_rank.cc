@@ -44,7 +44,7 @@ class NullRank final : public RankExecutor {
   }
 
   RankMemory memory() const override { return {}; }
-  bool has_fast_path() const override { return false; }
+  bool has_variant() const override { return false; }
   ProbedRank* probed() override { return nullptr; }
   ResidentWeights* weights() override { return nullptr; }
   KvCache* kv_cache() override { return nullptr; }

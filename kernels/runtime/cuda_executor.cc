@@ -63,7 +63,7 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
 
   std::string backend() const override { return ops_->name(); }
   int depth() const override { return kDepth; }
-  bool has_fast_path() const override { return fast_ != nullptr; }
+  bool has_variant() const override { return variant_ != nullptr; }
   RankMemory memory() const override {
     RankMemory memory = {.weights = weights_->bytes(),
                          .kv_cache = cache_.has_value() ? cache_->bytes() : 0};
@@ -154,10 +154,10 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
                                                      " rows that need logits: there is memory for ",
                                                      options_.max_sequences));
     }
-    if (step.fast && fast_ == nullptr) {
-      return absl::InvalidArgumentError("a fast step: this rank has no fast path");
+    if (step.variant && variant_ == nullptr) {
+      return absl::InvalidArgumentError("a variant step: this rank has no variant pass");
     }
-    const StepGraphs& graphs = step.fast ? fast_->graphs() : graphs_;
+    const StepGraphs& graphs = step.variant ? variant_->graphs() : graphs_;
     if (const StepGraphs::Graph* const graph = graphs.Find(step)) {
       ISOBIT_ASSIGN_OR_RETURN(const UploadedStep uploaded,
                               UploadDecode(step.batch.sequences, graph->shape,
@@ -174,7 +174,7 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
 
   absl::Status CollectStep(ModelStep& step) {
     if (step.is_awaited) AwaitAwake(events_->oldest_end());
-    ISOBIT_RETURN_IF_ERROR(Wait(events_->oldest_end(), step.fast));
+    ISOBIT_RETURN_IF_ERROR(Wait(events_->oldest_end(), step.variant));
     ISOBIT_ASSIGN_OR_RETURN(const DeviceTimes times, events_->Take());
     if (rank() == 0) step.times = times;
     ISOBIT_RETURN_IF_ERROR(CheckPeers());
@@ -194,7 +194,7 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
 
   absl::Status ServeBlocks(const PreparedBlocks& prepared) {
     ISOBIT_RETURN_IF_ERROR(weights_->Commit(prepared));
-    if (fast_ != nullptr) ISOBIT_RETURN_IF_ERROR(fast_->CopyWeights(*weights_));
+    if (variant_ != nullptr) ISOBIT_RETURN_IF_ERROR(variant_->CopyWeights(*weights_));
     if (!cuda_.use_graphs || !graphs_.empty()) return absl::OkStatus();
     ISOBIT_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
     return CaptureGraphs();
@@ -222,15 +222,15 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
   // All that steps need but the KV cache and what depends on its pages.
   absl::Status AllocateMemory() {
     const auto row_bytes = static_cast<size_t>(options_.plan.config.hidden_size) * sizeof(Bf16);
-    if (cuda_.fast_path) {
-      ISOBIT_ASSIGN_OR_RETURN(fast_, FastPath::Create(options_, *group_, *ops_, layout_));
+    if (cuda_.variant) {
+      ISOBIT_ASSIGN_OR_RETURN(variant_, VariantPass::Create(options_, *group_, *ops_, layout_));
     }
-    ISOBIT_ASSIGN_OR_RETURN(weights_,
-                            ResidentWeights::Create(layout_, ops_->device(), /*embedding=*/nullptr,
-                                                    fast_ != nullptr ? &fast_->layout() : nullptr));
+    ISOBIT_ASSIGN_OR_RETURN(
+        weights_, ResidentWeights::Create(layout_, ops_->device(), /*embedding=*/nullptr,
+                                          variant_ != nullptr ? &variant_->layout() : nullptr));
     ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(options_.max_rows));
-    if (fast_ != nullptr) {
-      ISOBIT_RETURN_IF_ERROR(fast_->Reserve(options_.max_rows, transformer_));
+    if (variant_ != nullptr) {
+      ISOBIT_RETURN_IF_ERROR(variant_->Reserve(options_.max_rows, transformer_));
     }
     ISOBIT_ASSIGN_OR_RETURN(
         hidden_, ops_->device().Allocate(static_cast<size_t>(options_.max_rows) * row_bytes));
@@ -281,7 +281,7 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
                                      .kv_heads = kv_heads()}));
     ISOBIT_RETURN_IF_ERROR(events_->BeginForward(stream().handle));
     ISOBIT_RETURN_IF_ERROR(FeedIds(uploaded, rows));
-    Transformer& transformer = step.fast ? fast_->transformer() : transformer_;
+    Transformer& transformer = step.variant ? variant_->transformer() : transformer_;
     ISOBIT_RETURN_IF_ERROR(transformer.Forward(uploaded, rows, *weights_, *cache_, hidden));
     ISOBIT_ASSIGN_OR_RETURN(const Bf16* of_requests, RowsOfRequests(step));
     return transformer.Logits(of_requests, static_cast<int64_t>(step.requests.size()), *weights_,
@@ -317,9 +317,9 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
           [&](const UploadedStep& step, int64_t rows) { return Decode(step, rows, transformer); });
     };
     ISOBIT_RETURN_IF_ERROR(capture(transformer_, guesses, graphs_));
-    if (fast_ != nullptr) {
-      // Guesses are there to be verified, which the fast path does not.
-      ISOBIT_RETURN_IF_ERROR(capture(fast_->transformer(), {}, fast_->graphs()));
+    if (variant_ != nullptr) {
+      // Guesses are there to be verified, which the variant pass does not.
+      ISOBIT_RETURN_IF_ERROR(capture(variant_->transformer(), {}, variant_->graphs()));
     }
     return CheckPeers();
   }
@@ -333,8 +333,8 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
   }
 
   // Waits for the end of the oldest step. With NCCL a peer that fails or hangs must end the wait.
-  absl::Status Wait(cudaEvent_t event, bool fast) const {
-    if (!group_->SumsByNccl(fast ? NumericsMode::kVanilla : options_.mode)) {
+  absl::Status Wait(cudaEvent_t event, bool variant) const {
+    if (!group_->SumsByNccl(variant ? kVariantMode : options_.mode)) {
       ISOBIT_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(event));
       return absl::OkStatus();
     }
@@ -370,7 +370,7 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
   std::unique_ptr<ResidentWeights> weights_;  // at the addresses that the graphs hold
   std::unique_ptr<StepDraws> draws_;
   StepGraphs graphs_;
-  std::unique_ptr<FastPath> fast_;  // null: there is none
+  std::unique_ptr<VariantPass> variant_;  // null: there is none
 
   Memory hidden_;  // [max_rows, hidden_size] bf16
   Memory picked_;  // [max_sequences, hidden_size] bf16: rows of requests

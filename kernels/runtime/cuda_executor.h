@@ -11,7 +11,7 @@ namespace isobit {
 
 // All ranks of one engine come from one such function. Errors when a rank is made:
 // INVALID_ARGUMENT: the number of devices differs from the number of ranks, a device repeats, a
-// fast path is asked for in another mode than tree, or the vocabulary exceeds kMaxDeviceVocab
+// variant pass is asked for in another mode than tree, or the vocabulary exceeds kMaxDeviceVocab
 // (sm90/log_probs/log_probs.h). FAILED_PRECONDITION: a device does not exist, is not Hopper or
 // cannot map the others' memory. RESOURCE_EXHAUSTED: a device has too little free memory.
 MakeRank MakeCudaRank(const CudaRankOptions& options);

@@ -74,8 +74,8 @@ absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaR
       options.devices.size()) {
     return absl::InvalidArgumentError("two ranks on one device would wait for each other");
   }
-  if (options.fast_path && rank.mode != NumericsMode::kTree) {
-    return absl::InvalidArgumentError(absl::StrCat("a fast path beside numerics ",
+  if (options.variant && rank.mode != NumericsMode::kTree) {
+    return absl::InvalidArgumentError(absl::StrCat("a variant pass beside numerics ",
                                                    NumericsModeName(rank.mode),
                                                    ": it stands beside numerics tree alone"));
   }
@@ -89,7 +89,7 @@ absl::StatusOr<std::shared_ptr<CudaRankGroup>> CudaRankGroup::Create(const CudaR
   ISOBIT_ASSIGN_OR_RETURN(group->draw_shape, DrawShape::Of(rank));
   ISOBIT_ASSIGN_OR_RETURN(group->free_bytes, FreeBytes(options.devices));
   if (size > 1 &&
-      (rank.mode == NumericsMode::kVanilla || options.fast_path || !options.peer_memory)) {
+      (rank.mode == NumericsMode::kVanilla || options.variant || !options.peer_memory)) {
     ISOBIT_RETURN_IF_ERROR(group->ConnectNccl(options));
   }
   if (size == 1 || options.peer_memory) {

@@ -31,9 +31,9 @@ struct CudaRankOptions {
   // (cuda/common/step_tables/shared_splits.h), where that pays off. Changes speed, never a bit.
   cuda::Sharing sharing = cuda::Sharing::kWhereItPays;
   bool use_graphs = true;
-  // Whether steps may use the fast path (ModelStep::fast), which is mode vanilla beside mode tree.
+  // Whether there is a variant pass (RankExecutor::has_variant), beside mode tree.
   // Its copy of the linear layers takes about as much memory as they do.
-  bool fast_path = false;
+  bool variant = false;
   // The most guesses of a sequence in a step. If above 0, steps with guesses have graphs, too.
   int max_guesses = 0;
   double memory_fraction = 0.9;  // share of each GPU's free memory for the ranks, in (0, 1]

@@ -1,4 +1,4 @@
-// See fast_path.h.
+// Makes the pass and its copies of the weights.
 #include "kernels/runtime/fast_path.h"
 
 #include <cstddef>
@@ -11,28 +11,28 @@
 
 namespace isobit {
 
-absl::StatusOr<std::unique_ptr<FastPath>> FastPath::Create(const RankOptions& options,
-                                                           const CudaRankGroup& group,
-                                                           CudaBackend& ops,
-                                                           const WeightLayout& layout) {
-  RankOptions fast = options;
-  fast.mode = NumericsMode::kVanilla;
-  ISOBIT_ASSIGN_OR_RETURN(auto fast_ops,
-                          CudaBackend::Create({.mode = fast.mode, .resources = ops.resources()}));
-  ISOBIT_ASSIGN_OR_RETURN(auto all_reduce, group.MakeAllReduce(fast, *fast_ops));
-  return std::unique_ptr<FastPath>(
-      new FastPath(options, layout, std::move(fast_ops), std::move(all_reduce)));
+absl::StatusOr<std::unique_ptr<VariantPass>> VariantPass::Create(const RankOptions& options,
+                                                                 const CudaRankGroup& group,
+                                                                 CudaBackend& ops,
+                                                                 const WeightLayout& layout) {
+  RankOptions other = options;
+  other.mode = kVariantMode;
+  ISOBIT_ASSIGN_OR_RETURN(
+      auto variant_ops, CudaBackend::Create({.mode = kVariantMode, .resources = ops.resources()}));
+  ISOBIT_ASSIGN_OR_RETURN(auto all_reduce, group.MakeAllReduce(other, *variant_ops));
+  return std::unique_ptr<VariantPass>(
+      new VariantPass(options, layout, std::move(variant_ops), std::move(all_reduce)));
 }
 
-FastPath::FastPath(const RankOptions& options, const WeightLayout& layout,
-                   std::unique_ptr<CudaBackend> ops, std::unique_ptr<AllReduce> all_reduce)
+VariantPass::VariantPass(const RankOptions& options, const WeightLayout& layout,
+                         std::unique_ptr<CudaBackend> ops, std::unique_ptr<AllReduce> all_reduce)
     : packed_layout_(layout),
       ops_(std::move(ops)),
       layout_(WeightLayout::WithCopies(layout, ops_->packer())),
       all_reduce_(std::move(all_reduce)),
       transformer_(layout_, options.rope, *ops_, all_reduce_.get()) {}
 
-absl::Status FastPath::Reserve(int64_t rows, const Transformer& other) {
+absl::Status VariantPass::Reserve(int64_t rows, const Transformer& other) {
   // What the product before SwiGLU takes.
   const auto elements = static_cast<size_t>(rows * layout_.WidestGated());
   ISOBIT_RETURN_IF_ERROR(ops_->resources()->Scratch(elements * sizeof(Bf16)).status());
@@ -40,7 +40,7 @@ absl::Status FastPath::Reserve(int64_t rows, const Transformer& other) {
   return transformer_.Reserve(rows);
 }
 
-absl::Status FastPath::CopyWeights(WeightSource& weights) {
+absl::Status VariantPass::CopyWeights(WeightSource& weights) {
   CudaDevice& device = ops_->device();
   ISOBIT_RETURN_IF_ERROR(device.Enter());
   for (int block = 0; block < layout_.num_blocks(); ++block) {

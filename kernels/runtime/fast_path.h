@@ -1,6 +1,6 @@
-// The fast path of a rank on a GPU: the forward pass, in mode vanilla, of steps whose bits are not
-// promised. It uses the stream, KV cache, tables and activations of the rank's other steps. Not
-// here: which steps use it, and what surrounds the pass (cuda_executor.cc).
+// A rank's second forward pass on a GPU, for steps whose bits are not promised. It uses the stream,
+// KV cache, tables and activations of the rank's other steps. Not here: which steps use it, and
+// what surrounds the pass (cuda_executor.cc).
 #ifndef ISOBIT_KERNELS_RUNTIME_FAST_PATH_H_
 #define ISOBIT_KERNELS_RUNTIME_FAST_PATH_H_
 
@@ -20,16 +20,16 @@ namespace isobit {
 
 // cuBLAS reads weights row by row. So each block of the rank's weights ends with a second copy of
 // its linear layers, in row order; all other parameters are shared with the other steps.
-class FastPath {
+class VariantPass {
  public:
   // ops, layout: those of the rank's other steps. All arguments outlive the object.
   // RESOURCE_EXHAUSTED: there is no memory. INTERNAL: cuBLAS failed.
-  static absl::StatusOr<std::unique_ptr<FastPath>> Create(const RankOptions& options,
-                                                          const CudaRankGroup& group,
-                                                          CudaBackend& ops,
-                                                          const WeightLayout& layout);
-  FastPath(const FastPath&) = delete;
-  FastPath& operator=(const FastPath&) = delete;
+  static absl::StatusOr<std::unique_ptr<VariantPass>> Create(const RankOptions& options,
+                                                             const CudaRankGroup& group,
+                                                             CudaBackend& ops,
+                                                             const WeightLayout& layout);
+  VariantPass(const VariantPass&) = delete;
+  VariantPass& operator=(const VariantPass&) = delete;
 
   // The layout of the rank's weights with the copies.
   const WeightLayout& layout() const { return layout_; }
@@ -44,8 +44,8 @@ class FastPath {
   absl::Status CopyWeights(WeightSource& weights);
 
  private:
-  FastPath(const RankOptions& options, const WeightLayout& layout, std::unique_ptr<CudaBackend> ops,
-           std::unique_ptr<AllReduce> all_reduce);
+  VariantPass(const RankOptions& options, const WeightLayout& layout,
+              std::unique_ptr<CudaBackend> ops, std::unique_ptr<AllReduce> all_reduce);
 
   const WeightLayout& packed_layout_;
   const std::unique_ptr<CudaBackend> ops_;

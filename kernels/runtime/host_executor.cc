@@ -35,13 +35,14 @@ struct Path {
 
 class HostExecutor final : public RankExecutor, private ProbedRank {
  public:
-  // fast_ops: may be null. embedding: where rank 0 keeps the one that all ranks of an engine read;
-  // set by rank 0.
+  // variant_ops: may be null. embedding: where rank 0 keeps the one that all ranks of an engine
+  // read; set by rank 0.
   static absl::StatusOr<std::unique_ptr<RankExecutor>> Create(
-      const RankOptions& options, std::unique_ptr<Backend> ops, std::unique_ptr<Backend> fast_ops,
-      int64_t kv_bytes, std::weak_ptr<std::byte[]>& embedding) {
+      const RankOptions& options, std::unique_ptr<Backend> ops,
+      std::unique_ptr<Backend> variant_ops, int64_t kv_bytes,
+      std::weak_ptr<std::byte[]>& embedding) {
     std::unique_ptr<HostExecutor> rank(
-        new HostExecutor(options, std::move(ops), std::move(fast_ops), kv_bytes));
+        new HostExecutor(options, std::move(ops), std::move(variant_ops), kv_bytes));
     const bool first = options.shape.rank == 0;
     ISOBIT_ASSIGN_OR_RETURN(rank->weights_,
                             ResidentWeights::Create(rank->layout_, rank->ops_->device(),
@@ -52,7 +53,7 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
 
   std::string backend() const override { return ops_->name(); }
   int depth() const override { return 1; }
-  bool has_fast_path() const override { return fast_.has_value(); }
+  bool has_variant() const override { return variant_.has_value(); }
   RankMemory memory() const override {
     return {.weights = weights_->bytes(), .kv_cache = cache_.has_value() ? cache_->bytes() : 0};
   }
@@ -83,7 +84,7 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
     Grow(hidden_, step.batch.ids.size() * width);
     Grow(logits_, num_requests * columns);
     ISOBIT_RETURN_IF_ERROR(cache_->CopyPages(step.page_copies, *ops_));
-    Transformer& transformer = step.fast ? fast_->transformer : path_.transformer;
+    Transformer& transformer = step.variant ? variant_->transformer : path_.transformer;
     const Clock::time_point begin = Clock::now();
     ISOBIT_RETURN_IF_ERROR(transformer.Forward(step.batch, *weights_, *cache_, hidden_.data()));
     Grow(picked_, num_requests * width);
@@ -136,18 +137,18 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
 
  private:
   HostExecutor(const RankOptions& options, std::unique_ptr<Backend> ops,
-               std::unique_ptr<Backend> fast_ops, int64_t kv_bytes)
+               std::unique_ptr<Backend> variant_ops, int64_t kv_bytes)
       : ops_(std::move(ops)),
-        fast_ops_(std::move(fast_ops)),
+        variant_ops_(std::move(variant_ops)),
         comm_(options.comm),
         page_size_(options.page_size),
         kv_bytes_(kv_bytes),
         time_steps_(options.time_steps),
         layout_(options.plan, options.shape, ops_->packer()),
         path_(options, layout_, *ops_) {
-    if (fast_ops_ != nullptr) {
-      fast_.emplace(options, layout_, *fast_ops_);
-      fast_->transformer.ShareMemory(path_.transformer);
+    if (variant_ops_ != nullptr) {
+      variant_.emplace(options, layout_, *variant_ops_);
+      variant_->transformer.ShareMemory(path_.transformer);
     }
   }
 
@@ -197,14 +198,14 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
   }
 
   const std::unique_ptr<Backend> ops_;
-  const std::unique_ptr<Backend> fast_ops_;
+  const std::unique_ptr<Backend> variant_ops_;
   Communicator& comm_;
   const int32_t page_size_;
   const int64_t kv_bytes_;  // of all ranks
   const bool time_steps_;
   const WeightLayout layout_;
   Path path_;
-  std::optional<Path> fast_;
+  std::optional<Path> variant_;
   std::optional<KvCache> cache_;
   std::optional<KvCache> probe_cache_;  // of a probed pass
   std::unique_ptr<ResidentWeights> weights_;
@@ -221,11 +222,11 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
 
 }  // namespace
 
-MakeRank MakeHostRank(MakeHostOps make_ops, int64_t kv_bytes, MakeHostOps make_fast_ops) {
-  return [make_ops = std::move(make_ops), make_fast_ops = std::move(make_fast_ops), kv_bytes,
+MakeRank MakeHostRank(MakeHostOps make_ops, int64_t kv_bytes, MakeHostOps make_variant_ops) {
+  return [make_ops = std::move(make_ops), make_variant_ops = std::move(make_variant_ops), kv_bytes,
           embedding = std::make_shared<std::weak_ptr<std::byte[]>>()](const RankOptions& options) {
-    return HostExecutor::Create(options, make_ops(), make_fast_ops ? make_fast_ops() : nullptr,
-                                kv_bytes, *embedding);
+    return HostExecutor::Create(
+        options, make_ops(), make_variant_ops ? make_variant_ops() : nullptr, kv_bytes, *embedding);
   };
 }
 

@@ -14,10 +14,10 @@ namespace isobit {
 using MakeHostOps = std::function<std::unique_ptr<Backend>()>;
 
 // `make_ops` makes a backend in host memory; called once for each rank. kv_bytes: bound of all
-// ranks' KV caches together, for KvPagesThatFit. make_fast_ops makes the fast path's backend, which
-// reads weights as make_ops packs them; null: no fast path. Depth is 1: Launch computes.
+// ranks' KV caches together, for KvPagesThatFit. make_variant_ops makes the variant pass's backend,
+// which reads weights as make_ops packs them; null: no variant. Depth is 1: Launch computes.
 MakeRank MakeHostRank(MakeHostOps make_ops, int64_t kv_bytes = 0,
-                      MakeHostOps make_fast_ops = nullptr);
+                      MakeHostOps make_variant_ops = nullptr);
 
 }  // namespace isobit
 

@@ -38,6 +38,9 @@ struct DeviceTimes {
 // waking up takes only a small share of the time.
 inline constexpr std::chrono::milliseconds kMostAwake(20);
 
+// The numerics of a rank's variant pass (RankExecutor::has_variant). Its bits are not promised.
+inline constexpr NumericsMode kVariantMode = NumericsMode::kVanilla;
+
 // One step: the rows of some sequences, and what to do with the logits of some of these rows. A
 // sequence may have several requests, such as a draw after each of k tokens. In host memory. From
 // Launch to Collect, the step and all that it points to must not change, except the results.
@@ -52,8 +55,8 @@ struct ModelStep {
   std::vector<int64_t> logit_rows;
   std::vector<LogProbRequest> requests;  // at most RankOptions::max_sequences
   std::vector<LogProbResult> results;    // [requests], set by Collect
-  // Whether the fast path computes it (RankExecutor::has_fast_path), without promised bits.
-  bool fast = false;
+  // Whether the variant pass computes it.
+  bool variant = false;
   // Set before Collect: no other step is in flight, so the device idles until the host has the
   // results. The waiter then spins.
   bool is_awaited = false;
@@ -98,9 +101,9 @@ class RankExecutor {
   // step while the one before it is computed, and `feeds` may be used.
   virtual int depth() const = 0;
 
-  // Whether steps may be `fast`: their layers are computed with other numerics, on the same weights
-  // and KV cache. Tokens are drawn in the same way.
-  virtual bool has_fast_path() const = 0;
+  // Whether there is a variant pass: it computes the layers of a step in kVariantMode, on the same
+  // weights and KV cache. Tokens are drawn in the same way.
+  virtual bool has_variant() const = 0;
 
   // The most KV pages for which the backend has memory, in addition to everything else that the
   // rank uses. RESOURCE_EXHAUSTED: there is none for a single page.

@@ -229,8 +229,8 @@ class RolloutClient(_ModelServiceClient, WeightTransferCalls):
             * max_tokens ids. They change the time of the answer, not a bit of it.
           speculation: False: the server guesses no tokens for this request, and takes no guesses for other
             requests from its samples.
-          determinism: "none": a server with --speculation=fast_path may draw the tokens with numerics that do
-            not promise equal bits.
+          determinism: "none": the server may draw the tokens with numerics that do not promise equal bits, if
+            it speculates with such numerics.
           chunk_interval_ms: with stream, the least milliseconds between two chunks of a sample. A client
             that reads many streams gets fewer and larger chunks. The first token and the end come at once.
           timeout: after this many seconds the call ends with DeadlineExceededError and returns no tokens;

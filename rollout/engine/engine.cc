@@ -42,30 +42,35 @@ uint64_t RandomSeed() {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const ModelPlan& plan,
                                                        const EngineOptions& options) {
+  const size_t max_running = options.scheduler.max_running;
+  std::unique_ptr<Guesser> guesser;
+  if (options.make_guesser) {
+    ISOBIT_ASSIGN_OR_RETURN(guesser, options.make_guesser(max_running));
+  }
   ISOBIT_ASSIGN_OR_RETURN(
       std::unique_ptr<ModelRunner> runner,
-      ModelRunner::Create(plan, options.runner, static_cast<int64_t>(options.scheduler.max_running),
+      ModelRunner::Create(plan, options.runner, static_cast<int64_t>(max_running),
                           options.scheduler.max_batch_tokens));
-  if (options.scheduler.fast_path.is_on() && !runner->has_fast_path()) {
-    return absl::UnimplementedError("the ranks' backend has no fast path");
+  if (guesser != nullptr && guesser->info().verify_window > 0 && !runner->has_variant()) {
+    return absl::UnimplementedError("the ranks' backend has no variant pass");
   }
   EngineOptions fitted = options;
   fitted.runner.num_pages = runner->num_pages();
-  return std::unique_ptr<Engine>(new Engine(plan, fitted, std::move(runner)));
+  return std::unique_ptr<Engine>(new Engine(plan, fitted, std::move(guesser), std::move(runner)));
 }
 
 Engine::Engine(const ModelPlan& plan, const EngineOptions& options,
-               std::unique_ptr<ModelRunner> runner)
+               std::unique_ptr<Guesser> guesser, std::unique_ptr<ModelRunner> runner)
     : plan_(plan),
       options_(options),
       limits_(LimitsOf(plan_.config, options)),
-      speculation_(options.speculation, options.scheduler.max_running),
+      guesser_(std::move(guesser)),
       pipeline_(*runner, plan_.config.eos_token_ids),
       step_times_(options.runner.time_steps),
       table_(options.scheduler,
              {.max_waiting_requests = options.max_waiting_requests,
               .max_waiting_tokens = options.max_waiting_tokens},
-             PageLimitsOf(options), version_, outbox_, speculation_),
+             PageLimitsOf(options), version_, outbox_, guesser_.get()),
       runner_(std::move(runner)) {}
 
 Engine::~Engine() { Stop(); }

@@ -35,9 +35,9 @@
 #include "rollout/engine/request_table.h"
 #include "rollout/engine/step_pipeline.h"
 #include "rollout/engine/step_times.h"
+#include "rollout/schedule/guesser.h"
 #include "rollout/schedule/request.h"
 #include "rollout/schedule/scheduler.h"
-#include "rollout/schedule/speculation.h"
 
 namespace isobit {
 
@@ -47,7 +47,7 @@ struct EngineOptions {
   LoadPolicy load_policy;
   ModelRunnerOptions runner;
   SchedulerLimits scheduler;
-  SpeculationOptions speculation;
+  MakeGuesser make_guesser;              // null: no guesses
   double prefix_cache_fraction = 1.0;    // of all KV pages, for prefixes that no sequence uses
   bool refuse_while_asleep = false;      // refuse new requests; else they wait
   SamplingLimits sampling;               // vocab_size is taken from the model
@@ -81,7 +81,8 @@ struct SleepResult {
 class Engine {
  public:
   // Creates an engine without weights; UpdateWeights loads the first. INVALID_ARGUMENT:
-  // tensor_parallel_size is not allowed. UNIMPLEMENTED: the ranks lack the fast path asked for.
+  // tensor_parallel_size is not allowed. UNIMPLEMENTED: the guesser has provisional
+  // steps, for which the ranks lack a variant pass.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const ModelPlan& plan,
                                                         const EngineOptions& options);
   // Stops, and drops requests in flight without calling their sinks and replies.
@@ -160,8 +161,7 @@ class Engine {
 
   EngineLoad load() const;
   const StepTimes& step_times() const { return step_times_; }
-  const Speculation& speculation() const { return speculation_; }
-  const FastPathCounts& fast_path_counts() const { return table_.scheduler().fast_path_counts(); }
+  const Guesser* guesser() const { return guesser_.get(); }  // null: no guesses
   // Null before the first load.
   std::shared_ptr<const WeightVersion> weight_version() const;
 
@@ -173,7 +173,8 @@ class Engine {
   RankMemory memory() const { return runner_->memory(); }  // of the rank that uses most
 
  private:
-  Engine(const ModelPlan& plan, const EngineOptions& options, std::unique_ptr<ModelRunner> runner);
+  Engine(const ModelPlan& plan, const EngineOptions& options, std::unique_ptr<Guesser> guesser,
+         std::unique_ptr<ModelRunner> runner);
 
   // The engine thread.
   void Loop();
@@ -235,7 +236,7 @@ class Engine {
   const RequestLimits limits_;
 
   // Used by the engine thread alone.
-  Speculation speculation_;  // other threads read its counts
+  const std::unique_ptr<Guesser> guesser_;  // null: no guesses; other threads read its counts
   StepPipeline pipeline_;
   std::vector<Emission> outbox_;           // for the emitter
   StepTimes step_times_;                   // other threads read it

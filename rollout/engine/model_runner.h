@@ -54,7 +54,7 @@ class ModelRunner {
   // One thread makes the calls below. They do on all ranks what RankExecutor says. After an error,
   // no call can succeed.
   int depth() const { return ranks_.front()->depth(); }
-  bool has_fast_path() const { return ranks_.front()->has_fast_path(); }
+  bool has_variant() const { return ranks_.front()->has_variant(); }
   absl::Status Launch(const ModelStep& step);
   absl::Status Collect(ModelStep& step);
   absl::Status Serve(const PreparedRanks& prepared);

@@ -27,13 +27,13 @@ void EndedRequests::clear() {
 RequestTable::RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue,
                            const PageLimits& pages,
                            const std::shared_ptr<const WeightVersion>& version,
-                           std::vector<Emission>& outbox, Speculation& speculation)
+                           std::vector<Emission>& outbox, Guesser* guesser)
     : limits_(queue),
       version_(version),
       outbox_(outbox),
-      speculation_(speculation),
+      guesser_(guesser),
       pages_(pages.num_pages, pages.page_size, pages.max_cached),
-      scheduler_(scheduler, pages_, &speculation) {}
+      scheduler_(scheduler, pages_, guesser) {}
 
 absl::Status RequestTable::CheckQueue(const std::string& id, int64_t tokens) const {
   if (version_ == nullptr) return absl::UnavailableError("the weights are not loaded yet");
@@ -114,7 +114,7 @@ void RequestTable::FailAll(const absl::Status& status) {
 // (SpeculationTest.*).
 void RequestTable::CommitDraws(Sequence& sequence, absl::Span<LogProbResult> draws) {
   const std::vector<int32_t> guesses = std::exchange(sequence.guesses, {});
-  const size_t drafter = sequence.draft == nullptr ? 0 : sequence.draft->drafter;
+  const bool were_candidates = std::exchange(sequence.guesses_were_candidates, false);
   sequence.num_draft_tokens += static_cast<uint32_t>(guesses.size());
   // One that was preempted meanwhile has lost its pages, and the queue counts one pending token.
   const auto goes_on = [&sequence] {
@@ -126,34 +126,29 @@ void RequestTable::CommitDraws(Sequence& sequence, absl::Span<LogProbResult> dra
     const bool is_right =
         accepted < guesses.size() && draws[accepted].token.id == guesses[accepted];
     right += is_right ? 1 : 0;
-    sequence.num_accepted_tokens += is_right && sequence.is_verified ? 1 : 0;
+    sequence.num_accepted_tokens += is_right && were_candidates ? 1 : 0;
     CommitToken(sequence, draws[accepted]);
     if (!is_right || !goes_on()) break;
     ++accepted;
     ++sequence.num_cached;
     ++sequence.num_pending;
-    sequence.num_accepted_tokens += sequence.is_verified ? 0 : 1;
+    sequence.num_accepted_tokens += were_candidates ? 0 : 1;
   }
   if (guesses.empty()) return;
   if (goes_on()) scheduler_.DropGuesses(sequence);
-  if (sequence.is_verified) {
-    scheduler_.SettleWindow(guesses.size(), right);
-  } else {
-    speculation_.Settle(sequence, drafter,
-                        {.guesses = guesses.size(), .right = right, .accepted = accepted});
-  }
+  guesser_->Settle(sequence, {.guesses = guesses.size(), .right = right, .accepted = accepted});
 }
 
 void RequestTable::CommitCandidate(Sequence& sequence, const LogProbResult& draw) {
   --sequence.num_pending;
   --sequence.num_pending_candidates;
   // It has been preempted, or this was drawn behind its last candidate.
-  if (sequence.state != Sequence::State::kRunning || sequence.is_window_closed) {
-    return scheduler_.CountDroppedCandidate();
+  if (sequence.state != Sequence::State::kRunning || sequence.candidates_end) {
+    return guesser_->Drop(1);
   }
   // Whether the logits are finite is for the contract to say.
   if (draw.finite) sequence.candidates.push_back(draw.token.id);
-  sequence.is_window_closed = !draw.finite || sequence.sampling->IsStop(draw.token.id);
+  sequence.candidates_end = !draw.finite || sequence.sampling->IsStop(draw.token.id);
 }
 
 void RequestTable::CommitToken(Sequence& sequence, LogProbResult& result) {
@@ -222,7 +217,7 @@ void RequestTable::EndSequence(Sequence& sequence, SampleEnd end) {
   outbox_.push_back([sink = request.sink, sample = sequence.sample, end = std::move(end)] {
     sink->OnSampleEnd(sample, end);
   });
-  speculation_.End(sequence);
+  if (guesser_ != nullptr) guesser_->End(sequence);
   // The request's other samples may run for a long time.
   sequence.tokens = {};
   if (sequence.sampling != nullptr) ended_.samplings.push_back(std::move(sequence.sampling));

@@ -16,10 +16,10 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "rollout/engine/emitter.h"
+#include "rollout/schedule/guesser.h"
 #include "rollout/schedule/kv_pages.h"
 #include "rollout/schedule/request.h"
 #include "rollout/schedule/scheduler.h"
-#include "rollout/schedule/speculation.h"
 
 namespace isobit {
 
@@ -48,10 +48,10 @@ class RequestTable {
   using Clock = std::chrono::steady_clock;
 
   // `version`: of the weights that serve, null before the first load. `outbox`: takes the calls to
-  // sinks. Both and `speculation` outlive the table.
+  // sinks. Both and `guesser`, which may be null, outlive the table.
   RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue, const PageLimits& pages,
                const std::shared_ptr<const WeightVersion>& version, std::vector<Emission>& outbox,
-               Speculation& speculation);
+               Guesser* guesser = nullptr);
 
   // OK if a request of that id may be added. tokens: the prompt's length times n. UNAVAILABLE:
   // there are no weights yet. ALREADY_EXISTS: the id is in flight. RESOURCE_EXHAUSTED: the queue is
@@ -79,7 +79,7 @@ class RequestTable {
   // behind each guess as long as the guesses before it are what was drawn. The sequence may end
   // with it. A result that is not finite marks the request as failed.
   void CommitDraws(Sequence& sequence, absl::Span<LogProbResult> draws);
-  // Adds a draw of the fast path, to be verified, for a sequence that has not ended.
+  // Adds a draw of a provisional step, to be verified, for a sequence that has not ended.
   void CommitCandidate(Sequence& sequence, const LogProbResult& draw);
   // Closes those requests of these sequences that have failed or have no unfinished sample.
   void CloseFinished(absl::Span<Sequence* const> sequences);
@@ -112,7 +112,7 @@ class RequestTable {
   const QueueLimits limits_;
   const std::shared_ptr<const WeightVersion>& version_;
   std::vector<Emission>& outbox_;
-  Speculation& speculation_;
+  Guesser* const guesser_;
   KvPages pages_;
   Scheduler scheduler_;
   Requests requests_;

@@ -10,11 +10,11 @@
 namespace isobit {
 namespace {
 
-// Whether what the step draws for the sequence is not certain: the fast path draws it, or has drawn
-// tokens before it.
+// Whether what the step draws for the sequence is not certain: the step is provisional, or an
+// earlier one was that drew the tokens before it.
 bool DrawsCandidate(const Sequence& sequence, const ModelStep& step) {
-  if (!sequence.is_verified || !sequence.guesses.empty()) return false;
-  return step.fast || !sequence.candidates.empty() || sequence.num_pending_candidates > 0;
+  if (!sequence.request->deterministic || !sequence.guesses.empty()) return false;
+  return step.variant || !sequence.candidates.empty() || sequence.num_pending_candidates > 0;
 }
 
 // Adds the row of the sequence's last token or candidate, which the contract will compute again.
@@ -88,7 +88,7 @@ void StepPipeline::Prepare(ScheduledStep scheduled, StepInFlight& step) const {
   ClearStep(step.model);
   step.model.page_copies = std::move(scheduled.copies);
   step.model.batch.writes_past = scheduled.writes_past;
-  step.model.fast = scheduled.fast;
+  step.model.variant = scheduled.provisional;
   step.num_draws.clear();
   step.is_candidate.clear();
   for (Sequence* sequence : scheduled.sequences) {

@@ -24,7 +24,7 @@ void ClearStep(ModelStep& step) {
   step.feeds.clear();
   step.logit_rows.clear();
   step.requests.clear();
-  step.fast = false;
+  step.variant = false;
   step.times = {};
 }
 

@@ -1,8 +1,8 @@
 // Drafters guess what a sequence will draw next. A guess can change speed, never a token: a guess
 // counts only if the sequence draws the same token (docs/architecture/speculation.md).
 //
-// A new drafter is one file that implements Drafter, and two lines in drafters.{h,cc}. When and how much
-// to guess is decided elsewhere (speculation.h).
+// A new drafter is one file that implements Drafter, and two lines in drafters.{h,cc}. When and how
+// much to guess is decided elsewhere (speculation.h).
 #ifndef ISOBIT_ROLLOUT_SCHEDULE_DRAFTER_H_
 #define ISOBIT_ROLLOUT_SCHEDULE_DRAFTER_H_
 
@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "rollout/schedule/request.h"
 
 namespace isobit {
-
-struct Sequence;
 
 // A drafter's state for one sequence.
 class SequenceDrafter {
@@ -54,10 +53,8 @@ struct DrafterRecord {
 // The state of speculation for one sequence.
 struct SequenceDraft {
   std::vector<DrafterRecord> records;  // by drafter
-  size_t drafter = 0;                  // the index of the one that made Sequence::guesses
-  bool is_expected = false;            // it waits for its pending token, to get guesses then
-  size_t num_guesses = 0;              // that it has, or probably gets once that token is known
-  double promise = 0.0;                // the expected number of tokens that they save
+  size_t num_guesses = 0;        // that it has, or probably gets once its pending token is known
+  double expected_tokens = 0.0;  // that these guesses bring
 };
 
 }  // namespace isobit

@@ -68,7 +68,7 @@ GuessTable::GuessTable(const StepCosts& costs, size_t max_running, size_t most)
       double best = costs.least_gain / plain;
       for (size_t k = 1; k <= most; ++k) {
         const double time = TimeOfStep(sequences, sequences * static_cast<double>(k));
-        const double rate = (1.0 + Promise(k, acceptance)) / time;
+        const double rate = (1.0 + ExpectedTokens(k, acceptance)) / time;
         if (rate <= best) continue;
         best = rate;
         guesses_[running][i] = static_cast<uint8_t>(k);
@@ -82,13 +82,13 @@ double GuessTable::TimeOfStep(double sequences, double guesses) const {
          TimeOf(costs_.rows, sequences) + costs_.alone + sequences * costs_.alone_of_sequence;
 }
 
-double GuessTable::Promise(size_t guesses, double acceptance) {
+double GuessTable::ExpectedTokens(size_t guesses, double acceptance) {
   double tokens = 0.0;
   for (size_t i = 1; i <= guesses; ++i) tokens += std::pow(acceptance, static_cast<double>(i));
   return tokens;
 }
 
-bool GuessTable::Pay(size_t num_sequences, size_t guesses, double tokens) const {
+bool GuessTable::IsWorthIt(size_t num_sequences, size_t guesses, double tokens) const {
   const auto sequences = static_cast<double>(num_sequences);
   const double plain = TimeOf(costs_.decode, sequences);
   const double time = TimeOfStep(sequences, static_cast<double>(guesses));

@@ -30,7 +30,7 @@ struct StepCosts {
   // the extra time for each of its sequences.
   double alone = 0.0;
   double alone_of_sequence = 0.0;
-  // The speed-up that guesses must promise before they are used, because other machines, models and
+  // The speed-up that must be expected before guesses are used, because other machines, models and
   // loads have other times.
   double least_gain = 1.1;
 };
@@ -43,17 +43,17 @@ class GuessTable {
   // most: bound of the guesses for a sequence in a step.
   GuessTable(const StepCosts& costs, size_t max_running, size_t most);
 
-  // The number of guesses that promises the most tokens per time if each of num_running sequences
-  // has it; 0 if none promises the speed-up least_gain. acceptance, in [0, 1]: the probability that
+  // The number of guesses with the most expected tokens per time if each of num_running sequences
+  // has it; 0 if none reaches the speed-up least_gain. acceptance, in [0, 1]: the probability that
   // a guess is right if those before it are.
   size_t Guesses(size_t num_running, double acceptance) const;
 
   // The expected number of tokens that so many guesses add for a sequence.
-  static double Promise(size_t guesses, double acceptance);
+  static double ExpectedTokens(size_t guesses, double acceptance);
 
-  // Whether a step of num_sequences should compute `guesses` guesses, which together promise
-  // `tokens` more tokens.
-  bool Pay(size_t num_sequences, size_t guesses, double tokens) const;
+  // Whether a step of num_sequences should compute `guesses` guesses, from which `tokens` more
+  // tokens are expected.
+  bool IsWorthIt(size_t num_sequences, size_t guesses, double tokens) const;
 
   // The time of a step of so many sequences with so many guesses in total.
   double TimeOfStep(double sequences, double guesses) const;

@@ -16,7 +16,6 @@
 #include "common/config/sampling_params.h"
 #include "kernels/model/sampling.h"
 #include "kernels/ops/log_probs.h"
-#include "rollout/schedule/drafter.h"
 #include "rollout/schedule/kv_pages.h"
 
 namespace isobit {
@@ -32,8 +31,7 @@ struct GenerationRequest {
   std::vector<int32_t> draft_tokens{};
   std::vector<uint32_t> draft_lengths{};  // of each text; empty: there is one text
   bool speculate = true;                  // false: no guesses for this request
-  // Whether the tokens must have the promised bits. If not, a fast path, if there is one, may draw
-  // them.
+  // Whether the tokens must have the promised bits. If not, a provisional step may draw them.
   bool deterministic = true;
 };
 
@@ -109,16 +107,25 @@ struct Sequence {
   // Guesses that the step in flight computes behind `tokens`; each has its own draw. A sequence
   // with guesses takes part in no other step in flight.
   std::vector<int32_t> guesses{};
-  // With a fast path (fast_path.h), for deterministic requests: the tokens that the fast path has
-  // drawn behind `tokens` and that are to be verified. Their keys and values are in the pages; the
-  // contract will compute them again.
-  bool is_verified = false;
+  // Of a deterministic request: the tokens that provisional steps have drawn behind `tokens`. Their
+  // keys and values are in the pages. They become guesses, so that a step of the contract computes
+  // them again and draws what is right.
   std::vector<int32_t> candidates{};
   uint32_t num_pending_candidates = 0;  // those of num_pending that will be candidates
-  bool is_window_closed = false;        // no candidate may follow: verify what there is
-  int64_t num_exact = 0;  // tokens at its start whose keys and values the contract computed
-  std::unique_ptr<SequenceDraft> draft{};  // from its first guess to its end
-  uint64_t arrival = 0;                    // ascending in the order of Scheduler::Add
+  bool candidates_end = false;          // no candidate may follow
+  bool guesses_were_candidates = false;
+  // Of another request: so many tokens at its start have keys and values of the contract.
+  int64_t num_exact = INT64_MAX;
+  // What its guesser has decided for the next step.
+  enum class Turn {
+    kGoesOn,
+    kAwaitsDraft,  // waits for its pending token, because guesses will probably follow it
+    kHeld,         // computes nothing until its candidates are verified
+  };
+  Turn turn = Turn::kGoesOn;
+  size_t drafter = 0;             // the one that made `guesses`
+  std::shared_ptr<void> draft{};  // what its guesser keeps, from its first guess to its end
+  uint64_t arrival = 0;           // ascending in the order of Scheduler::Add
   uint32_t num_preemptions = 0;
   uint32_t num_cached_prompt_tokens = 0;           // found in the cache at its first step
   uint32_t num_draft_tokens = 0;                   // as in SampleEnd

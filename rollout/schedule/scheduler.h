@@ -1,5 +1,7 @@
 // Continuous batching: decides which sequences take part in each step, and gives them KV pages.
-// Pure logic: no thread, no clock, no model.
+// Pure logic: no thread, no clock, no model. Three questions, a file each: who takes part in
+// a step (scheduler.cc), with which pages a sequence starts (prefix_starts.cc), and which running
+// sequences are ready for a step (readiness.cc). A guesser fills the room that is left (guesser.h).
 //
 // First come, first served: a sequence starts only after every earlier one has started, and when
 // pages run out, the latest sequence is preempted first. So the earliest sequence always
@@ -15,12 +17,8 @@
 // decides how many of them are right. If the token turns out to end the sequence, its row in the
 // next step is wasted.
 //
-// Guesses use what a step has left: draws, tokens and pages. No sequence is preempted for them.
-//
-// With a fast path, a step is fast unless it starts a sequence or verifies windows. Windows are
-// verified once a whole group is full, or once all that can become full are. A step that starts
-// sequences also verifies full windows, as far as there is room. A group's windows are placed
-// first; the other sequences of the step take the draws that are left.
+// Guesses use what a step has left: draws, tokens and pages. No sequence is preempted for them,
+// except for those that the guesser places first.
 #ifndef ISOBIT_ROLLOUT_SCHEDULE_SCHEDULER_H_
 #define ISOBIT_ROLLOUT_SCHEDULE_SCHEDULER_H_
 
@@ -29,10 +27,9 @@
 #include <deque>
 #include <vector>
 
-#include "rollout/schedule/fast_path.h"
+#include "rollout/schedule/guesser.h"
 #include "rollout/schedule/kv_pages.h"
 #include "rollout/schedule/request.h"
-#include "rollout/schedule/speculation.h"
 
 namespace isobit {
 
@@ -40,7 +37,6 @@ struct SchedulerLimits {
   size_t max_running = 0;        // sequences and guesses in a step
   int64_t max_batch_tokens = 0;  // tokens in a step, guesses included
   bool share_prefixes = true;
-  FastPathOptions fast_path{};  // window <= max_running
 };
 
 // The sequences of a step. Each computes its tokens from num_cached on. A running sequence computes
@@ -51,7 +47,9 @@ struct ScheduledStep {
   std::vector<PageCopy> copies;  // to make before the step, in order
   // Whether a sequence starts with pages that the step writes for an earlier one.
   bool writes_past = false;
-  bool fast = false;  // whether the fast path may compute it
+  // Whether other numerics than the contract's may compute it. What it draws for a deterministic
+  // request is then a candidate, not a token.
+  bool provisional = false;
 };
 
 // Prompt tokens of sequences that have started, each counted once, since the start.
@@ -63,10 +61,10 @@ struct PromptCounts {
 // Not thread-safe. Owns no sequence: remove a sequence before it is destroyed.
 class Scheduler {
  public:
-  // Needs max_running > 0, max_batch_tokens >= max_running and fast_path.window <= max_running.
-  // Each sequence must fit alone: all its tokens, including future ones, fit into max_batch_tokens
-  // and into all pages. speculation: outlives the scheduler; null: no guesses.
-  Scheduler(const SchedulerLimits& limits, KvPages& pages, Speculation* speculation = nullptr);
+  // Needs max_running > 0 and max_batch_tokens >= max_running. Each sequence must fit alone: all
+  // its tokens, including future ones, fit into max_batch_tokens and into all pages. guesser:
+  // outlives the scheduler; null: no guesses.
+  Scheduler(const SchedulerLimits& limits, KvPages& pages, Guesser* guesser = nullptr);
 
   // Puts a new sequence at the end of the queue.
   void Add(Sequence& sequence);
@@ -82,11 +80,6 @@ class Scheduler {
   // Frees the pages of a running sequence's wrong guesses. All its tokens are known.
   void DropGuesses(Sequence& sequence);
 
-  // Counts a verified window of `candidates`, of which the first `accepted` have become tokens.
-  void SettleWindow(size_t candidates, size_t accepted);
-  // Counts a candidate that is dropped without having been verified.
-  void CountDroppedCandidate() { ++counts_.recomputed; }
-
   // Returns every running sequence, without its pages, to the head of the queue, in order.
   void PreemptAll();
 
@@ -100,8 +93,7 @@ class Scheduler {
   size_t num_waiting_requests() const { return num_waiting_requests_; }
   int64_t num_waiting_tokens() const { return num_waiting_tokens_; }  // including cached ones
   const PromptCounts& prompt_counts() const { return prompt_counts_; }
-  int64_t num_preemptions() const { return num_preemptions_; }        // since the start
-  const FastPathCounts& fast_path_counts() const { return counts_; }  // may be read by any thread
+  int64_t num_preemptions() const { return num_preemptions_; }  // since the start
 
  private:
   // What there is still room for in a step.
@@ -109,42 +101,29 @@ class Scheduler {
     int64_t draws;
     int64_t tokens;  // that it computes
   };
-  // Whether a running sequence can take part in the next step.
-  enum class Readiness {
-    kReady,   // its tokens are known
-    kFed,     // the step in flight draws its last token, which stays on the device
-    kWaits,   // penalties need its last token, or its window is full but for that token
-    kGuess,   // its last token is in flight, and guesses will follow it
-    kEnding,  // it needs no further step
-    kVerify,  // its window is full: verify it
-    kCount
-  };
-  Readiness ReadinessOf(const Sequence& sequence) const;
-  bool CanRun(const Sequence& sequence) const;
   bool HeadMayStart() const { return !waiting_.empty() && waiting_.front()->arrival < hold_from_; }
-  // Whether the next step should wait for the step in flight: if no sequence can go on before that
-  // step ends, and a sequence waits for it. Otherwise two groups of sequences would alternate from
-  // then on, each at half the speed.
-  bool ShouldWait() const;
-  // Decides which running sequences wait for their pending token, to get guesses behind it.
-  void FindExpectedGuesses();
+
+  // scheduler.cc
+  // Adds to the step what goes on: first the sequences that the guesser places first, then all
+  // others that can. Each gets a page for its next token; the latest ones are preempted for it.
+  void GoOn(const std::vector<Sequence*>& first, StepRoom& room, ScheduledStep& step);
+  // Asks the guesser what to do with the room that is left. The first num_going_on sequences of the
+  // step have run before.
+  void AddGuesses(size_t num_going_on, const StepRoom& room, ScheduledStep& step);
   // The free pages, less one for each running sequence, which may need it for its next token.
   int64_t FreePagesForGuesses() const;
-  // Gives guesses to the first num_going_on sequences of the step, as far as there is room.
-  void AddGuesses(size_t num_going_on, const StepRoom& room, const ScheduledStep& step);
-  // The oldest sequences whose windows are full, at most a group.
-  std::vector<Sequence*> FullWindows() const;
-  // Whether the next step should verify full windows although it is then not fast.
-  bool ShouldVerify(size_t num_full) const;
-  // Adds those of the windows that fit to the step, to be verified.
-  void AddWindows(const std::vector<Sequence*>& full, bool may_preempt, StepRoom& room,
-                  ScheduledStep& step);
-  void DropWindow(std::vector<int32_t>& candidates);
-  // Gives a running sequence pages for all its tokens.
+  // Gives a running sequence pages for all its tokens and guesses.
   bool Grow(Sequence& sequence, ScheduledStep& step);
   // Likewise, but preempts the latest sequences until there are pages. False: the latest was this
   // one.
   bool GrowOrPreempt(Sequence& sequence, ScheduledStep& step);
+  void FreePages(Sequence& sequence);
+  void Preempt();  // the latest running sequence
+  void CountWaiting(const Sequence& sequence, int sign);
+
+  // prefix_starts.cc
+  // Starts sequences from the head of the queue, as far as there is room.
+  void StartNewcomers(StepRoom& room, ScheduledStep& step);
   // Starts the head of the queue, with pages for all its tokens, if it fits and computes at most
   // max_tokens. Returns the number of tokens that it computes; 0: it does not fit.
   int64_t StartHead(int64_t max_tokens, ScheduledStep& step);
@@ -152,13 +131,10 @@ class Scheduler {
   // will need a page for its first token; num_kept_pages_ counts these.
   void StartSiblings(const Sequence& first, StepRoom& room, ScheduledStep& step);
   void TakeHead(ScheduledStep& step);  // from the queue into the step
-  void FreePages(Sequence& sequence);
-  void Preempt();  // the latest running sequence
-  void CountWaiting(const Sequence& sequence, int sign);
 
   const SchedulerLimits limits_;
   KvPages& pages_;
-  Speculation* const speculation_;
+  Guesser* const guesser_;
   // INVARIANT: arrivals ascend through running_, then waiting_ (SchedulerTest.*).
   std::vector<Sequence*> running_;
   std::deque<Sequence*> waiting_;
@@ -172,7 +148,6 @@ class Scheduler {
   uint64_t blocked_arrival_ = UINT64_MAX;
   int64_t blocked_pages_ = 0;
   PromptCounts prompt_counts_;
-  FastPathCounts counts_;
   int64_t num_preemptions_ = 0;
 };
 

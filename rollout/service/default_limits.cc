@@ -21,11 +21,11 @@ constexpr int64_t kFewBatchTokens = 8192;
 }  // namespace
 
 absl::StatusOr<DefaultLimits> DefaultLimitsOf(const ModelConfig& config, int tensor_parallel_size,
-                                              int64_t rank_bytes, bool has_fast_path) {
+                                              int64_t rank_bytes, bool linear_twice) {
   ISOBIT_ASSIGN_OR_RETURN(const RankShape shape, ShapeOfRank(config, 0, tensor_parallel_size));
   const PlainWeightPacker packer;
   const WeightLayout layout(config, shape, packer);
-  const WeightLayout whole = has_fast_path ? WeightLayout::WithCopies(layout, packer) : layout;
+  const WeightLayout whole = linear_twice ? WeightLayout::WithCopies(layout, packer) : layout;
   int64_t left = rank_bytes;
   for (int block = 0; block < whole.num_blocks(); ++block) {
     left -= static_cast<int64_t>(whole.BlockBytes(block));

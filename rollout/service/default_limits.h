@@ -18,10 +18,10 @@ struct DefaultLimits {
 
 // rank_bytes: what each rank may use of its GPU's memory. max_running is chosen so that 1,024
 // tokens of every sequence fill at most half of what the weights leave free; with shared prompts,
-// far longer sequences fit. has_fast_path: the ranks keep their linear layers twice.
+// far longer sequences fit. linear_twice: the ranks keep their linear layers twice.
 // INVALID_ARGUMENT: the ranks cannot share the model's heads equally.
 absl::StatusOr<DefaultLimits> DefaultLimitsOf(const ModelConfig& config, int tensor_parallel_size,
-                                              int64_t rank_bytes, bool has_fast_path = false);
+                                              int64_t rank_bytes, bool linear_twice = false);
 
 }  // namespace isobit
 

@@ -43,20 +43,17 @@ v1::RolloutServerInfo DescribeRollout(const Engine& engine) {
   info.set_max_waiting_requests(static_cast<uint32_t>(options.max_waiting_requests));
   info.set_max_n(options.sampling.max_n);
   info.set_prefix_sharing(options.scheduler.share_prefixes);
-  const FastPathOptions& fast_path = options.scheduler.fast_path;
-  if (fast_path.is_on()) {
-    info.add_drafters("fast_path");
-    info.set_verify_window(static_cast<uint32_t>(fast_path.window));
-    info.set_verify_group(static_cast<uint32_t>(fast_path.group));
-  }
-  for (size_t d = 0; d < engine.speculation().num_drafters(); ++d) {
-    info.add_drafters(engine.speculation().name(d));
+  if (engine.guesser() != nullptr) {
+    const GuesserInfo guesser = engine.guesser()->info();
+    for (const auto& [name, counts] : guesser.drafters) info.add_drafters(name);
+    info.set_verify_window(static_cast<uint32_t>(guesser.verify_window));
+    info.set_verify_group(static_cast<uint32_t>(guesser.verify_group));
   }
   return info;
 }
 
-v1::Fingerprint FastPathFingerprint(const Engine& engine) {
-  return FingerprintToProto(engine.config(), FingerprintOf(engine.config(), kFastPathMode),
+v1::Fingerprint ProvisionalFingerprint(const Engine& engine) {
+  return FingerprintToProto(engine.config(), FingerprintOf(engine.config(), kVariantMode),
                             contract::kContractVersion);
 }
 
@@ -93,7 +90,7 @@ RolloutService::RolloutService(Engine& engine, const StreamLimits& limits,
       metrics_(*registry_, engine, memory_),
       tap_(*registry_),
       info_(DescribeRollout(engine)),
-      of_fast_path_(FastPathFingerprint(engine)),
+      provisional_(ProvisionalFingerprint(engine)),
       transfer_({.plan = engine.plan(),
                  .policy = engine.options().load_policy,
                  .limits = weight_stream,
@@ -149,7 +146,7 @@ void RolloutService::Begin(const grpc::CallbackServerContext& context,
   }
   DropContent(&request);
   const auto stream = std::make_shared<GenerateStream>(
-      engine_, is_exact ? info_.server().fingerprint() : of_fast_path_, memory_, generation.client,
+      engine_, is_exact ? info_.server().fingerprint() : provisional_, memory_, generation.client,
       metrics_.generation, pacing);
   stream->Start(open, std::move(generation), status, std::move(tapped));
 }

@@ -123,7 +123,7 @@ class RolloutService final : public v1::RolloutService::CallbackService {
   SampleTap tap_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   const v1::RolloutServerInfo info_;
-  const v1::Fingerprint of_fast_path_;  // of samples that the fast path may draw
+  const v1::Fingerprint provisional_;  // of samples that provisional steps may draw
   std::atomic<uint64_t> num_ids_{0};
   WeightTransfer transfer_;  // uses the members above
 };

@@ -18,6 +18,7 @@
 #include "kernels/runtime/cuda_backend.h"
 #include "kernels/runtime/host_executor.h"
 #include "rollout/guesses/drafters.h"
+#include "rollout/schedule/fast_path.h"
 #include "rollout/service/default_limits.h"
 
 ABSL_FLAG(int, tp_size, 4,
@@ -85,7 +86,6 @@ namespace {
 
 constexpr int kCpuRunning = 64;
 constexpr int64_t kCpuBatchTokens = 8192;
-constexpr size_t kDefaultGroup = 32;  // windows that are verified together
 
 absl::Status ReadMemory(RolloutSettings& settings) {
   constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
@@ -126,8 +126,8 @@ absl::Status ReadQueue(std::optional<int64_t> batch_tokens, EngineOptions& engin
   return absl::OkStatus();
 }
 
-absl::Status ReadSpeculation(EngineOptions& engine) {
-  SpeculationOptions& speculation = engine.speculation;
+absl::Status ReadSpeculation(RolloutSettings& settings) {
+  SpeculationOptions& speculation = settings.speculation;
   const int most = absl::GetFlag(FLAGS_speculation_max_tokens);
   ISOBIT_RETURN_IF_ERROR(
       RequireInRange("speculation_max_tokens", most, 1, static_cast<int>(kMaxGuesses)));
@@ -135,21 +135,20 @@ absl::Status ReadSpeculation(EngineOptions& engine) {
   const int64_t mib = absl::GetFlag(FLAGS_speculation_history_mb);
   ISOBIT_RETURN_IF_ERROR(RequireInRange("speculation_history_mb", mib, 1, 1 << 20));
   const int window = absl::GetFlag(FLAGS_verify_window);
-  ISOBIT_RETURN_IF_ERROR(
-      RequireInRange("verify_window", window, 2, static_cast<int>(kMaxVerifyWindow)));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("verify_window", window, 2, 1024));
   const int group = absl::GetFlag(FLAGS_verify_group);
-  ISOBIT_RETURN_IF_ERROR(
-      RequireInRange("verify_group", group, 0, static_cast<int>(kMaxVerifyGroup)));
+  ISOBIT_RETURN_IF_ERROR(RequireInRange("verify_group", group, 0, 1024));
   const std::string who = absl::GetFlag(FLAGS_speculation);
   if (who == "fast_path") {
-    if (engine.runner.mode != NumericsMode::kTree) {
+    if (settings.engine.runner.mode != NumericsMode::kTree) {
       return absl::InvalidArgumentError(
           absl::StrCat("--speculation=fast_path verifies by tree, but "
                        "--numerics is ",
-                       NumericsModeName(engine.runner.mode)));
+                       NumericsModeName(settings.engine.runner.mode)));
     }
-    engine.scheduler.fast_path = {.window = static_cast<size_t>(window),
-                                  .group = static_cast<size_t>(group)};
+    settings.cuda.variant = true;
+    settings.engine.make_guesser = FastPath::Maker(
+        {.window = static_cast<size_t>(window), .group = static_cast<size_t>(group)});
     return absl::OkStatus();
   }
   ISOBIT_ASSIGN_OR_RETURN(speculation.make_drafters,
@@ -193,8 +192,7 @@ absl::Status ChooseLimits(const RolloutSettings& settings, const ModelConfig& co
     const double may_take = static_cast<double>(least) * settings.cuda.memory_fraction;
     ISOBIT_ASSIGN_OR_RETURN(defaults,
                             DefaultLimitsOf(config, settings.engine.runner.tensor_parallel_size,
-                                            static_cast<int64_t>(may_take),
-                                            settings.engine.scheduler.fast_path.is_on()));
+                                            static_cast<int64_t>(may_take), settings.cuda.variant));
   }
   // A step has room for one token of each sequence.
   const int64_t tokens = limits.max_batch_tokens;
@@ -209,39 +207,23 @@ absl::Status ChooseLimits(const RolloutSettings& settings, const ModelConfig& co
   return absl::OkStatus();
 }
 
-// Chooses how many windows are verified together, if the flag does not say, and checks that they
-// fit into a step.
-absl::Status FitFastPath(SchedulerLimits& limits) {
-  FastPathOptions& fast_path = limits.fast_path;
-  if (!fast_path.is_on()) return absl::OkStatus();
-  if (fast_path.group == 0) {
-    fast_path.group = std::clamp<size_t>(limits.max_running / fast_path.window, 1, kDefaultGroup);
-  }
-  const size_t rows = fast_path.window * fast_path.group;
-  if (rows <= limits.max_running) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--verify_window x --verify_group is ", fast_path.window, " x ", fast_path.group, " = ", rows,
-      " rows of a step, expected at most --max_running (", limits.max_running, ")"));
-}
-
 absl::StatusOr<MakeRank> ChooseRanks(const RolloutSettings& settings) {
   if (settings.backend.backend == BackendKind::kCpu) {
     CpuOptions cpu = settings.backend.cpu;
     cpu.mode = settings.engine.runner.mode;
-    MakeHostOps make_fast_ops;
-    if (settings.engine.scheduler.fast_path.is_on()) {
-      make_fast_ops = [fast = cpu]() mutable {
-        fast.mode = kFastPathMode;
-        return MakeCpuBackend(fast);
+    MakeHostOps make_variant_ops;
+    if (settings.cuda.variant) {
+      make_variant_ops = [variant = cpu]() mutable {
+        variant.mode = kVariantMode;
+        return MakeCpuBackend(variant);
       };
     }
     return MakeHostRank([cpu] { return MakeCpuBackend(cpu); }, settings.kv_cache_bytes,
-                        std::move(make_fast_ops));
+                        std::move(make_variant_ops));
   }
   CudaRankOptions cuda = settings.cuda;
   cuda.devices = settings.backend.devices;
-  cuda.fast_path = settings.engine.scheduler.fast_path.is_on();
-  const SpeculationOptions& speculation = settings.engine.speculation;
+  const SpeculationOptions& speculation = settings.speculation;
   if (speculation.make_drafters) cuda.max_guesses = static_cast<int>(speculation.max_guesses);
   return MakeCudaRanks(cuda);
 }
@@ -264,10 +246,10 @@ absl::StatusOr<RolloutSettings> RolloutSettingsFromFlags() {
   ISOBIT_RETURN_IF_ERROR(CheckRankCount("--tp_size", engine.runner.tensor_parallel_size));
   ISOBIT_RETURN_IF_ERROR(ReadMemory(settings));
   ISOBIT_RETURN_IF_ERROR(ReadQueue(model.max_batch_tokens, engine));
-  ISOBIT_RETURN_IF_ERROR(ReadSpeculation(engine));
   ISOBIT_ASSIGN_OR_RETURN(settings.backend,
                           BackendSettingsFromFlags(engine.runner.tensor_parallel_size));
   ISOBIT_ASSIGN_OR_RETURN(settings.cuda, CudaOptionsFromFlags());
+  ISOBIT_RETURN_IF_ERROR(ReadSpeculation(settings));
   ISOBIT_ASSIGN_OR_RETURN(settings.limits, StreamLimitsFromFlags());
   ISOBIT_ASSIGN_OR_RETURN(settings.server, ServerOptionsFromFlags());
   engine.runner.time_steps = settings.server.metrics_port.has_value();
@@ -287,16 +269,18 @@ absl::StatusOr<EngineOptions> FitToModel(const RolloutSettings& settings,
   }
   ISOBIT_RETURN_IF_ERROR(ShapeOfRank(config, 0, runner.tensor_parallel_size).status());
   ISOBIT_RETURN_IF_ERROR(ChooseLimits(settings, config, options.scheduler));
-  ISOBIT_RETURN_IF_ERROR(FitFastPath(options.scheduler));
   if (runner.max_positions == 0) runner.max_positions = context;
   runner.max_positions = std::min(runner.max_positions, options.scheduler.max_batch_tokens);
   ISOBIT_ASSIGN_OR_RETURN(runner.make_rank, ChooseRanks(settings));
   if (settings.wrap_ranks) runner.make_rank = settings.wrap_ranks(std::move(runner.make_rank));
-  if (settings.backend.backend == BackendKind::kCuda) {
-    const auto bytes =
-        static_cast<double>(NumParameters(ModelPlan(config)) * sizeof(contract::Bf16));
-    options.speculation.costs =
-        GpuStepCosts(bytes / runner.tensor_parallel_size, runner.tensor_parallel_size);
+  if (SpeculationOptions speculation = settings.speculation; speculation.make_drafters) {
+    if (settings.backend.backend == BackendKind::kCuda) {
+      const auto bytes =
+          static_cast<double>(NumParameters(ModelPlan(config)) * sizeof(contract::Bf16));
+      speculation.costs =
+          GpuStepCosts(bytes / runner.tensor_parallel_size, runner.tensor_parallel_size);
+    }
+    options.make_guesser = Speculation::Maker(speculation);
   }
   return options;
 }

@@ -14,6 +14,7 @@
 #include "kernels/runtime/model_flags.h"
 #include "kernels/runtime/rank_executor.h"
 #include "rollout/engine/engine.h"
+#include "rollout/schedule/speculation.h"
 #include "rollout/service/generate_stream.h"
 
 namespace isobit {
@@ -22,8 +23,9 @@ struct RolloutSettings {
   std::string model;
   EngineOptions engine;  // FitToModel adds what depends on the model
   BackendSettings backend;
-  CudaRankOptions cuda;        // without devices
-  int64_t kv_cache_bytes = 0;  // of all ranks together, on CPUs
+  SpeculationOptions speculation;  // without costs; no drafters: none
+  CudaRankOptions cuda;            // without devices; on CPUs only `variant` counts
+  int64_t kv_cache_bytes = 0;      // of all ranks together, on CPUs
   StreamLimits limits;
   WeightStreamLimits weight_stream;
   ServerOptions server;

@@ -21,7 +21,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = "kernels/contract/"
 CPU = "kernels/cpu/"
-ROLLOUT = "rollout/"
+ENGINE = "rollout/engine/"
+GUESSES = "rollout/guesses/"
+SCHEDULE = "rollout/schedule/"
 ROWS = CPU + "row_kernels.inc"
 TESTS = (
     "golden_test",
@@ -244,18 +246,18 @@ MUTATIONS = (
     choice("noise: u = word * 2^-32 + 2^-34", CONTRACT + "noise.h", "0x1p-33f", "0x1p-34f"),
     choice(
         "pages: reused one position too far",
-        ROLLOUT + "scheduler.cc",
+        SCHEDULE + "prefix_starts.cc",
         "static_cast<int64_t>(found.size()) * pages_.page_size()",
         "static_cast<int64_t>(found.size()) * pages_.page_size() + (found.empty() ? 0 : 1)",
     ),
     edit(
         "pages: of old weights stay",
-        ROLLOUT + "engine_control.cc",
+        ENGINE + "engine_control.cc",
         ("  table_.ForgetPrefixes();", "  if (!MUTANT) table_.ForgetPrefixes();"),
     ),
     edit(
         "pages: no copy before the first write",
-        ROLLOUT + "kv_pages.cc",
+        SCHEDULE + "kv_pages.cc",
         (
             "  if (!table.last_is_borrowed_) return true;",
             "  if (!table.last_is_borrowed_ || MUTANT) return true;",
@@ -263,13 +265,13 @@ MUTATIONS = (
     ),
     choice(
         "pages: no copy of a page in the cache",
-        ROLLOUT + "kv_pages.cc",
+        SCHEDULE + "kv_pages.cc",
         "tree_.Has(last)",
         "false",
     ),
     edit(
         "pages: the step does not say that it writes what it reads",
-        ROLLOUT + "scheduler.cc",
+        SCHEDULE + "prefix_starts.cc",
         (
             "step.writes_past |= !found.empty()",
             "step.writes_past |= !MUTANT && !found.empty()",
@@ -277,12 +279,12 @@ MUTATIONS = (
     ),
     edit(
         "pages: a path in use counts as old",
-        ROLLOUT + "kv_pages.cc",
+        SCHEDULE + "kv_pages.cc",
         ("  tree_.Touch(path);", "  if (!MUTANT) tree_.Touch(path);"),
     ),
     choice(
         "pages: tokens that were never computed are found",
-        ROLLOUT + "scheduler.cc",
+        SCHEDULE + "scheduler.cc",
         "tokens.first(std::min(computed, tokens.size()))",
         "tokens",
     ),
@@ -302,7 +304,7 @@ MUTATIONS = (
     ),
     edit(
         "guesses: kept where the draw is the less likely token",
-        ROLLOUT + "request_table.cc",
+        ENGINE + "request_table.cc",
         (
             "  size_t accepted = 0;  //",
             "  if (MUTANT && !guesses.empty() && draws[0].token.logprob < -1.0f) {\n"
@@ -313,7 +315,7 @@ MUTATIONS = (
     ),
     edit(
         "guesses: one draw too many is kept",
-        ROLLOUT + "request_table.cc",
+        ENGINE + "request_table.cc",
         (
             "draws[accepted].token.id == guesses[accepted]",
             "(MUTANT || draws[accepted].token.id == guesses[accepted])",
@@ -321,7 +323,7 @@ MUTATIONS = (
     ),
     edit(
         "guesses: keys of wrong ones are found by others",
-        ROLLOUT + "request_table.cc",
+        ENGINE + "request_table.cc",
         (
             "  sequence.num_draft_tokens += static_cast<uint32_t>(guesses.size());",
             "  sequence.num_draft_tokens += static_cast<uint32_t>(guesses.size());\n"
@@ -335,7 +337,7 @@ MUTATIONS = (
     ),
     edit(
         "guesses: pages of wrong ones are not freed",
-        ROLLOUT + "scheduler.cc",
+        SCHEDULE + "scheduler.cc",
         (
             "  pages_.Trim(sequence.pages, NumTokens(sequence));",
             "  if (!MUTANT) pages_.Trim(sequence.pages, NumTokens(sequence));",
@@ -343,7 +345,7 @@ MUTATIONS = (
     ),
     edit(
         "guesses: they take the pages that others need",
-        ROLLOUT + "scheduler.cc",
+        SCHEDULE + "scheduler.cc",
         (
             "pages_.num_free() - static_cast<int64_t>(running_.size())",
             "pages_.num_free() - (MUTANT ? 0 : static_cast<int64_t>(running_.size()))",
@@ -351,17 +353,17 @@ MUTATIONS = (
     ),
     edit(
         "guesses: a sequence that has some is launched ahead",
-        ROLLOUT + "scheduler.cc",
-        ("guess ? Readiness::kGuess", "guess && !MUTANT ? Readiness::kGuess"),
+        SCHEDULE + "readiness.cc",
+        ("drafts ? Readiness::kAwaitsDraft", "drafts && !MUTANT ? Readiness::kAwaitsDraft"),
     ),
     edit(
         "fast path: it verifies itself",
-        ROLLOUT + "scheduler.cc",
-        ("!starts && !verifies;", "!starts && (MUTANT || !verifies);"),
+        SCHEDULE + "fast_path.cc",
+        ("  if (verifies_) return {};", "  if (verifies_ && !MUTANT) return {};"),
     ),
     edit(
         "fast path: its keys are found by others",
-        ROLLOUT + "scheduler.cc",
+        SCHEDULE + "scheduler.cc",
         (
             "std::min(sequence.num_cached, sequence.num_exact)",
             "std::min(sequence.num_cached, MUTANT ? sequence.num_cached : sequence.num_exact)",
@@ -369,15 +371,15 @@ MUTATIONS = (
     ),
     edit(
         "fast path: what follows a candidate is not verified",
-        ROLLOUT + "step_pipeline.cc",
+        ENGINE + "step_pipeline.cc",
         (
-            "return step.fast || !sequence.candidates.empty()",
-            "return step.fast || (MUTANT ? false : !sequence.candidates.empty())",
+            "return step.variant || !sequence.candidates.empty()",
+            "return step.variant || (MUTANT ? false : !sequence.candidates.empty())",
         ),
     ),
     edit(
         "guesses: other clients' texts",
-        ROLLOUT + "history_store.cc",
+        GUESSES + "history_store.cc",
         (
             "Use(clients_[client], HashOf(prompt))",
             'Use(clients_[MUTANT ? "" : client], HashOf(prompt))',

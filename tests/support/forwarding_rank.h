@@ -19,7 +19,7 @@ class ForwardingRank : public RankExecutor {
   std::string backend() const override { return rank_->backend(); }
   RankMemory memory() const override { return rank_->memory(); }
   int depth() const override { return rank_->depth(); }
-  bool has_fast_path() const override { return rank_->has_fast_path(); }
+  bool has_variant() const override { return rank_->has_variant(); }
   absl::StatusOr<int32_t> KvPagesThatFit() const override { return rank_->KvPagesThatFit(); }
   absl::Status AllocateKvCache(int32_t num_pages) override {
     return rank_->AllocateKvCache(num_pages);

@@ -29,7 +29,7 @@ class CudaEngineFixture : public EngineFixture {
 
   static CudaRankOptions Ranks(int size, bool fast_path = false) {
     CudaRankOptions ranks;
-    ranks.fast_path = fast_path;
+    ranks.variant = fast_path;
     for (int r = 0; r < size; ++r) ranks.devices.push_back(r);
     return ranks;
   }

@@ -335,7 +335,7 @@ TEST_F(CudaEngineTest, TakesNoMoreThanItsFraction) {
          {std::pair(true, false), std::pair(false, false), std::pair(true, true)}) {
       CudaRankOptions ranks = Ranks(size);
       ranks.peer_memory = peer_memory;
-      ranks.fast_path = fast_path;
+      ranks.variant = fast_path;
       ranks.memory_fraction = 0.2;
       EngineOptions options = OnGpus(ranks);
       options.runner.num_pages = 0;

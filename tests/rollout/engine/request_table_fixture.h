@@ -82,13 +82,11 @@ class RequestTableFixture : public testing::Test {
   std::shared_ptr<const WeightVersion> version_ =
       std::make_shared<const WeightVersion>(WeightVersion{3, ""});
   std::vector<Emission> outbox_;
-  Speculation speculation_{{}, 4};
   RequestTable table_{{.max_running = 4, .max_batch_tokens = 64, .share_prefixes = false},
                       {.max_waiting_requests = 2, .max_waiting_tokens = kMaxWaitingTokens},
                       {.num_pages = 32, .page_size = 4},
                       version_,
-                      outbox_,
-                      speculation_};
+                      outbox_};
   std::vector<Sequence*> batch_;
   uint64_t last_ticket_ = 0;
 

@@ -35,7 +35,7 @@ class RecordingRank final : public RankExecutor {
   absl::StatusOr<int32_t> KvPagesThatFit() const override { return 32; }
   absl::Status AllocateKvCache(int32_t /*num_pages*/) override { return absl::OkStatus(); }
   RankMemory memory() const override { return {}; }
-  bool has_fast_path() const override { return false; }
+  bool has_variant() const override { return false; }
   ProbedRank* probed() override { return nullptr; }
   ResidentWeights* weights() override { return nullptr; }
   KvCache* kv_cache() override { return nullptr; }

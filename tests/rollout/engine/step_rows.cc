@@ -127,7 +127,7 @@ ResultsOfRows RunRows(const ModelConfig& config, const std::string& root, const 
     std::vector<ModelStep*> passes = {&step};
     if (run.fast != nullptr) {
       fast = step;
-      fast.fast = true;
+      fast.variant = true;
       passes.insert(run.fast_last ? passes.end() : passes.begin(), &fast);
     }
     RunInTurn(**runner, passes);

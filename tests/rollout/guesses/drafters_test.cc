@@ -11,11 +11,11 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "rollout/guesses/history_store.h"
-#include "rollout/guesses/suffix_index.h"
 #include "rollout/schedule/guess_table.h"
-#include "rollout/schedule/request.h"
+#include "rollout/guesses/history_store.h"
 #include "rollout/schedule/speculation.h"
+#include "rollout/guesses/suffix_index.h"
+#include "rollout/schedule/request.h"
 #include "tests/support/status_matchers.h"
 
 namespace isobit {
@@ -295,7 +295,7 @@ class AcceptanceTest : public testing::Test {
     const size_t guesses = sequence.guesses.size();
     if (guesses == 0) return 0;
     const size_t right = is_right ? guesses : 0;
-    speculation_.Settle(sequence, 0, {.guesses = guesses, .right = right, .accepted = right});
+    speculation_.Settle(sequence, {.guesses = guesses, .right = right, .accepted = right});
     return guesses;
   }
 
@@ -317,6 +317,10 @@ class AcceptanceTest : public testing::Test {
     request.prompt = Range(0, 10);
     request.client = client;
     return request;
+  }
+
+  static bool Waits(const Sequence& sequence) {
+    return sequence.turn == Sequence::Turn::kAwaitsDraft;
   }
 
   Speculation speculation_{{.make_drafters = MakeDrafters}, 8};
@@ -349,7 +353,7 @@ TEST_F(AcceptanceTest, GuessesArePaidForByAllWhoAreInTheStep) {
     sequence.guesses.clear();
     speculation_.Draft(sequence, 1, guesses);
     EXPECT_EQ(sequence.guesses.size(), guesses);
-    speculation_.Weigh({&sequence}, num_sequences, sit_out, kMaxGuesses);
+    speculation_.KeepWorthwhile({&sequence}, num_sequences, sit_out, kMaxGuesses);
     return sequence.guesses.size();
   };
   EXPECT_EQ(draft(2, 1, /*sit_out=*/false), 2u);
@@ -367,11 +371,11 @@ TEST_F(AcceptanceTest, WaitingForATokenMustPromiseMoreThanATokenMissed) {
   const auto waits = [&](double acceptance, bool sit_out) {
     speculation.Draft(sequence, 1, 1);
     sequence.guesses.clear();
-    sequence.draft->records[0].acceptance = acceptance;
-    speculation.Expect(sequence, 1, kMaxGuesses);
-    EXPECT_TRUE(sequence.draft->is_expected);
-    speculation.Weigh({&sequence}, 1, sit_out, kMaxGuesses);
-    return sequence.draft->is_expected;
+    Speculation::StateOf(sequence).records[0].acceptance = acceptance;
+    speculation.DecideToWait(sequence, 1, kMaxGuesses);
+    EXPECT_TRUE(Waits(sequence));
+    speculation.KeepWorthwhile({&sequence}, 1, sit_out, kMaxGuesses);
+    return Waits(sequence);
   };
   EXPECT_TRUE(waits(0.7, /*sit_out=*/true)) << "0.7 x 2.2 tokens";
   EXPECT_FALSE(waits(0.6, /*sit_out=*/true)) << "0.6 x 1.5";
@@ -388,20 +392,20 @@ TEST_F(AcceptanceTest, RoomGoesToThoseWhoseGuessesPay) {
     Sequence& sequence = *request.samples[0];
     speculation.Draft(sequence, 1, 1);
     sequence.guesses.clear();
-    sequence.draft->records[0].acceptance = acceptance;
-    speculation.Expect(sequence, 3, kMaxGuesses);
-    EXPECT_TRUE(sequence.draft->is_expected);
+    Speculation::StateOf(sequence).records[0].acceptance = acceptance;
+    speculation.DecideToWait(sequence, 3, kMaxGuesses);
+    EXPECT_TRUE(Waits(sequence));
     return &sequence;
   };
   const std::vector<Sequence*> all = {expect(poor, 0.5), expect(good, 1.0), expect(late, 1.0)};
-  const size_t guesses = all[1]->draft->num_guesses;
-  speculation.Weigh(all, 3, /*sit_out=*/true, /*room=*/2 * guesses - 1);
-  EXPECT_FALSE(all[0]->draft->is_expected) << "poor guesses";
-  EXPECT_TRUE(all[1]->draft->is_expected);
-  EXPECT_FALSE(all[2]->draft->is_expected) << "no room";
-  for (Sequence* sequence : all) speculation.Expect(*sequence, 3, kMaxGuesses);
-  speculation.Weigh(all, 3, /*sit_out=*/true, /*room=*/2 * guesses);
-  EXPECT_TRUE(all[2]->draft->is_expected) << "poor guesses take no room";
+  const size_t guesses = Speculation::StateOf(*all[1]).num_guesses;
+  speculation.KeepWorthwhile(all, 3, /*sit_out=*/true, /*room=*/2 * guesses - 1);
+  EXPECT_FALSE(Waits(*all[0])) << "poor guesses";
+  EXPECT_TRUE(Waits(*all[1]));
+  EXPECT_FALSE(Waits(*all[2])) << "no room";
+  for (Sequence* sequence : all) speculation.DecideToWait(*sequence, 3, kMaxGuesses);
+  speculation.KeepWorthwhile(all, 3, /*sit_out=*/true, /*room=*/2 * guesses);
+  EXPECT_TRUE(Waits(*all[2])) << "poor guesses take no room";
 }
 
 TEST(GuessTableTest, MoreForFewAndForGoodGuesses) {

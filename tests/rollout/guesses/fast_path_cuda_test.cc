@@ -141,7 +141,7 @@ TEST_F(FastPathCudaTest, DrawsOfEitherPathFeedTheOther) {
         request.sampling.temperature = 0;
         request.sampling.position = static_cast<uint32_t>(position + rows);
         step.results.resize(1);
-        step.fast = fast;
+        step.variant = fast;
         return step;
       };
       // The prompt, then the paths in turn. fed: the ids come from the GPU, two steps in flight.
@@ -195,9 +195,9 @@ TEST_F(FastPathCudaTest, CountsItsWeightsAndGivesThemBack) {
 TEST_F(FastPathCudaTest, IsRefusedWhereThereIsNone) {
   ISOBIT_ASSERT_OK_AND_ASSIGN(const auto runner, Serve(Ranks(1)));
   ModelStep step;
-  step.fast = true;
+  step.variant = true;
   EXPECT_THAT(runner->Launch(step),
-              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("no fast path")));
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("no variant pass")));
 }
 
 // Needs no GPU.
@@ -208,7 +208,7 @@ TEST_F(FastPathModesTest, StandsBesideModeTreeAlone) {
     ModelRunnerOptions options = DefaultOptions().runner;
     options.tensor_parallel_size = 1;
     options.mode = mode;
-    options.make_rank = MakeCudaRank({.devices = {0}, .fast_path = true});
+    options.make_rank = MakeCudaRank({.devices = {0}, .variant = true});
     EXPECT_THAT(ModelRunner::Create(config_, options, 8, 64).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          testing::HasSubstr("beside numerics tree alone")));

@@ -1,5 +1,7 @@
 // With a fast path, requests that must be deterministic have the bits that they have without one,
 // however far the fast path is from the contract, and whoever runs beside them.
+#include "rollout/schedule/fast_path.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -42,7 +44,10 @@ class FastPathTest : public SpeculationFixture {
   EngineOptions With(EngineOptions options, const NamedPath& path, size_t window,
                      size_t group) const {
     options.runner.make_rank = RankOf([] { return MakeCpuBackend({}); }, path.make_ops);
-    options.scheduler.fast_path = {.window = window, .group = group};
+    // A group may exceed what a step has room for.
+    options.make_guesser = [=](size_t /*max_running*/) -> absl::StatusOr<std::unique_ptr<Guesser>> {
+      return std::make_unique<FastPath>(FastPathOptions{.window = window, .group = group});
+    };
     return options;
   }
 
@@ -73,6 +78,10 @@ class FastPathTest : public SpeculationFixture {
         "%s, depth %d: %ld tokens compared, %ld differ, %ld other ends; %ld of %ld "
         "candidates became tokens\n",
         what, depth_, c.tokens, c.different, c.other_ends, c.accepted, c.draft_tokens);
+  }
+
+  static const FastPathCounts& CountsOf(const Engine& engine) {
+    return static_cast<const FastPath&>(*engine.guesser()).counts();
   }
 
   // What a path's candidates are worth.
@@ -239,11 +248,11 @@ TEST_P(FastPathTest, WindowsAreVerifiedTogether) {
   const auto engine = MakeEngine(With(DefaultOptions(), Tree(), 4, 4));
   for (const GenerationRequest& request : requests) Submit(*engine, request);
   Run(*engine);
-  const FastPathCounts& counts = engine->fast_path_counts();
+  const FastPathCounts& counts = CountsOf(*engine);
   EXPECT_EQ(counts.steps, 3 * 3);
   EXPECT_EQ(engine->step_times().num_steps() - counts.steps, 1 + 3);
-  EXPECT_EQ(counts.windows, 4 * 3);
-  EXPECT_EQ(counts.verified, 4 * 3 * 3);
+  EXPECT_EQ(counts.drafts, 4 * 3);
+  EXPECT_EQ(counts.accepted_tokens, 4 * 3 * 3);
   EXPECT_EQ(counts.rollbacks, 0);
   EXPECT_EQ(counts.recomputed, 0);
 }
@@ -254,11 +263,11 @@ TEST_P(FastPathTest, WrongCandidatesAreCountedAndRolledBack) {
   const auto engine = MakeEngine(With(DefaultOptions(), NoiseAlone(), 8, 1));
   const SampleResult actual = Generate(*engine, request);
   ExpectSameTokens(actual, Generate(*MakeEngine(), request));
-  const FastPathCounts& counts = engine->fast_path_counts();
-  EXPECT_GT(counts.windows, 20);
-  EXPECT_GT(counts.rollbacks, counts.windows / 2);
-  EXPECT_EQ(counts.verified + counts.recomputed, actual.end->num_draft_tokens);
-  EXPECT_EQ(counts.verified, actual.end->num_accepted_tokens);
+  const FastPathCounts& counts = CountsOf(*engine);
+  EXPECT_GT(counts.drafts, 20);
+  EXPECT_GT(counts.rollbacks, counts.drafts / 2);
+  EXPECT_EQ(counts.accepted_tokens + counts.recomputed, actual.end->num_draft_tokens);
+  EXPECT_EQ(counts.accepted_tokens, actual.end->num_accepted_tokens);
 }
 
 // A request that need not be deterministic takes what the fast path draws: without noise the tokens
@@ -273,14 +282,14 @@ TEST_P(FastPathTest, TheFastPathServesThoseWhoWantNoMore) {
   const auto noisy = MakeEngine(With(DefaultOptions(), NoiseAlone(), 8, 1));
   EXPECT_NE(Generate(*noisy, request).tokens, exact.tokens);
   for (const auto* engine : {same.get(), noisy.get()}) {
-    EXPECT_EQ(engine->fast_path_counts().windows, 0);
-    EXPECT_EQ(engine->fast_path_counts().steps, 29);
+    EXPECT_EQ(CountsOf(*engine).drafts, 0);
+    EXPECT_EQ(CountsOf(*engine).steps, 29);
   }
 }
 
 TEST_P(FastPathTest, ABackendWithoutOneIsRefused) {
   EngineOptions options = DefaultOptions();
-  options.scheduler.fast_path = {.window = 4, .group = 2};
+  options.make_guesser = FastPath::Maker({.window = 4, .group = 2});
   EXPECT_EQ(Engine::Create(config_, options).status().code(), absl::StatusCode::kUnimplemented);
 }
 

@@ -53,7 +53,7 @@ class ClockedRank final : public RankExecutor {
   }
 
   RankMemory memory() const override { return {}; }
-  bool has_fast_path() const override { return false; }
+  bool has_variant() const override { return false; }
   ProbedRank* probed() override { return nullptr; }
   ResidentWeights* weights() override { return nullptr; }
   KvCache* kv_cache() override { return nullptr; }
@@ -82,8 +82,9 @@ class SpeculationCostTest : public EngineFixture, public testing::WithParamInter
       return std::make_unique<ClockedRank>(costs, config_.vocab_size, clock_);
     };
     options.scheduler = {.max_running = 512, .max_batch_tokens = 4096};
-    options.speculation.make_drafters = *DraftersOf("history,lookup", {.history_bytes = 64 << 20});
-    options.speculation.costs = costs;
+    options.make_guesser = Speculation::Maker(
+        {.make_drafters = *DraftersOf("history,lookup", {.history_bytes = 64 << 20}),
+         .costs = costs});
     engine_ = MakeEngine(options);
   }
 

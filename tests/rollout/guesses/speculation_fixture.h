@@ -50,7 +50,8 @@ class SpeculationFixture : public EngineDepthFixture {
 
   EngineOptions WithGuesses(EngineOptions options, const std::shared_ptr<const Script>& script,
                             const IsRight& is_right, size_t max_guesses = 5) const {
-    options.speculation = Scripted(script, is_right, config_.vocab_size, max_guesses);
+    options.make_guesser =
+        Speculation::Maker(Scripted(script, is_right, config_.vocab_size, max_guesses));
     return options;
   }
 };

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "rollout/guesses/drafters.h"
+#include "rollout/schedule/fast_path.h"
 #include "tests/rollout/guesses/noisy_ops.h"
 #include "tests/rollout/guesses/speculation_fixture.h"
 #include "tests/support/bitwise.h"
@@ -127,14 +128,14 @@ class SpeculationSoakTest : public SpeculationFixture {
   }
 
   // Runs random operations with few pages.
-  void Soak(EngineOptions options);
+  void Soak(EngineOptions options, bool has_fast_path);
 
   std::mt19937 random_{20261125};
   std::deque<std::vector<int32_t>> past_;              // of conversations
   std::map<uint64_t, std::unique_ptr<Engine>> alone_;  // with the weights of odd versions, and even
   int64_t compared_ = 0, guesses_ = 0, accepted_ = 0;
 };
-void SpeculationSoakTest::Soak(EngineOptions options) {
+void SpeculationSoakTest::Soak(EngineOptions options, bool has_fast_path) {
   EngineOptions plain = DefaultOptions();
   plain.runner.tensor_parallel_size = 1;
   alone_[1] = MakeEngine(plain, "v1");
@@ -143,7 +144,6 @@ void SpeculationSoakTest::Soak(EngineOptions options) {
   options.runner.num_pages = 36;
   options.scheduler.max_running = 12;
   options.scheduler.max_batch_tokens = 100;
-  const bool has_fast_path = options.scheduler.fast_path.is_on();
   const auto engine = MakeEngine(options);
   std::string model = "v1";
   std::deque<Live> live;
@@ -189,24 +189,22 @@ INSTANTIATE_TEST_SUITE_P(Depth, SpeculationSoakTest, testing::Values(1, 2),
 
 TEST_P(SpeculationSoakTest, RandomGuessesChangeNoBit) {
   EngineOptions options = DefaultOptions();
-  options.speculation = {.make_drafters =
-                             [] {
-                               auto drafters =
-                                   (*DraftersOf("history,lookup", {.history_bytes = 1 << 16}))();
-                               drafters.push_back(std::make_unique<RandomDrafter>());
-                               return drafters;
-                             },
-                         .max_guesses = 6,
-                         .costs = FreeGuesses()};
-  Soak(options);
+  const auto make_drafters = [] {
+    auto drafters = (*DraftersOf("history,lookup", {.history_bytes = 1 << 16}))();
+    drafters.push_back(std::make_unique<RandomDrafter>());
+    return drafters;
+  };
+  options.make_guesser = Speculation::Maker(
+      {.make_drafters = make_drafters, .max_guesses = 6, .costs = FreeGuesses()});
+  Soak(options, /*has_fast_path=*/false);
 }
 
 TEST_P(SpeculationSoakTest, AFastPathChangesNoBit) {
   EngineOptions options = DefaultOptions();
   options.runner.make_rank =
       RankOf([] { return MakeCpuBackend({}); }, [] { return std::make_unique<NoisyOps>(0.05f); });
-  options.scheduler.fast_path = {.window = 4, .group = 2};
-  Soak(options);
+  options.make_guesser = FastPath::Maker({.window = 4, .group = 2});
+  Soak(options, /*has_fast_path=*/true);
 }
 
 }  // namespace

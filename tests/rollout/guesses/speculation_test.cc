@@ -1,5 +1,7 @@
 // Guesses change nothing but speed: with drafters that are right, wrong or both, every token,
 // logprob bit, top list, stop and count is that of a run without guesses.
+#include "rollout/schedule/speculation.h"
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -17,6 +19,10 @@
 
 namespace isobit {
 namespace {
+
+const DrafterCounts& CountsOf(const Engine& engine) {
+  return static_cast<const Speculation&>(*engine.guesser()).counts(0);
+}
 
 // What a run of requests may use: pages of the KV cache, and rows a step.
 #ifdef ISOBIT_SANITIZED
@@ -121,7 +127,7 @@ TEST_P(SpeculationTest, ARightDrafterSavesSteps) {
   EXPECT_EQ(engine->step_times().num_steps(), 1 + 5);
   EXPECT_EQ(sink->samples[0].end->num_accepted_tokens, 25u);
   EXPECT_EQ(sink->samples[0].end->num_draft_tokens, 25u);
-  const DraftCounts& counts = engine->speculation().counts(0);
+  const DrafterCounts& counts = CountsOf(*engine);
   EXPECT_EQ(counts.drafts, 5);
   EXPECT_EQ(counts.draft_tokens, 25);
   EXPECT_EQ(counts.accepted[0], 5);
@@ -256,7 +262,7 @@ TEST_P(SpeculationTest, GuessesPreemptNobody) {
     while (engine->load().num_preemptions == 0 && results.back()->samples[0].tokens.size() < most &&
            engine->Step()) {
     }
-    if (o.speculation.make_drafters) guesses += engine->speculation().counts(0).draft_tokens;
+    if (o.make_guesser) guesses += CountsOf(*engine).draft_tokens;
     return results.back()->samples[0].tokens.size();
   };
   for (int32_t pages = 14; pages < 50; ++pages) {

@@ -11,12 +11,12 @@ namespace {
 constexpr int64_t kGb = 1'000'000'000;
 
 void ExpectLimits(const char* shape, int tensor_parallel_size, int64_t rank_bytes,
-                  size_t max_running, int64_t max_batch_tokens, bool has_fast_path = false) {
+                  size_t max_running, int64_t max_batch_tokens, bool linear_twice = false) {
   SCOPED_TRACE(shape);
   ISOBIT_ASSERT_OK_AND_ASSIGN(const ModelConfig config, NamedModelShape(shape));
   ISOBIT_ASSERT_OK_AND_ASSIGN(
       const DefaultLimits limits,
-      DefaultLimitsOf(config, tensor_parallel_size, rank_bytes, has_fast_path));
+      DefaultLimitsOf(config, tensor_parallel_size, rank_bytes, linear_twice));
   EXPECT_EQ(limits.max_running, max_running);
   EXPECT_EQ(limits.max_batch_tokens, max_batch_tokens);
 }
@@ -35,7 +35,7 @@ TEST(DefaultLimitsTest, FollowFromWhatTheWeightsLeave) {
 TEST(DefaultLimitsTest, AFastPathKeepsLinearLayersTwice) {
   // 15.1 GB more of 8B.
   ExpectLimits("qwen3-8b", 1, 60 * kGb, 128, 16384);
-  ExpectLimits("qwen3-8b", 1, 60 * kGb, 64, 16384, /*has_fast_path=*/true);
+  ExpectLimits("qwen3-8b", 1, 60 * kGb, 64, 16384, /*linear_twice=*/true);
 }
 
 TEST(DefaultLimitsTest, OneSequenceEvenWhereNothingIsLeft) {

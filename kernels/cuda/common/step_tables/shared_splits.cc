@@ -17,7 +17,7 @@ int32_t SharedByTwo(const SequenceRows& a, const SequenceRows& b, int32_t page_s
   if (a.num_rows != 1 || b.num_rows != 1) return 0;
   const int64_t most = std::min(a.first_position, b.first_position) / contract::kSplit;
   const int64_t pages = CeilDiv(most * contract::kSplit, page_size);
-  // One comparison of all pages is the fast path: most neighbours share all or not even the first.
+  // One comparison of all pages is the quick way: most neighbours share all or not even the first.
   if (most == 0 || a.pages[0] != b.pages[0]) return 0;
   if (std::memcmp(a.pages, b.pages, static_cast<size_t>(pages) * sizeof(int32_t)) == 0) {
     return static_cast<int32_t>(most);
