@@ -78,7 +78,7 @@ class FunctionLengthTest(unittest.TestCase):
             "kernels/cuda/sm90/attention/prefill.cuh": "PrefillKernel(",
             "kernels/cuda/sm90/log_probs/ranked.cu": "RankedLogProbs(",
             "kernels/cpu/attention.cc": "Block& block",
-            "rollout/schedule/scheduler.cc": "Scheduler::",
+            "rollout/schedule/batching.cc": "Scheduler::",
         }.items():
             with self.subTest(file=name):
                 bodies = function_bodies((ROOT / name).read_text("utf-8"))

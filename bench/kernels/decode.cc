@@ -29,7 +29,7 @@
 #include "kernels/model/prepare_weights.h"
 #include "kernels/runtime/cuda_executor.h"
 #include "rollout/engine/model_runner.h"
-#include "rollout/schedule/speculation.h"
+#include "rollout/guesses/speculation.h"
 
 ABSL_FLAG(std::string, decode_model, "qwen3-8b", "decode: a model shape, by isobit-model's name");
 ABSL_FLAG(int, decode_layers, 0, "decode: layers of the model, fewer to save time; 0: all");
@@ -49,7 +49,7 @@ ABSL_FLAG(std::vector<std::string>, decode_times, std::vector<std::string>({"on"
 ABSL_FLAG(
     std::vector<std::string>, decode_guesses, std::vector<std::string>({"0"}),
     "decode: guesses of each sequence, for which steps of 1 + guesses rows a sequence are timed "
-    "too; 0: none. rollout/schedule/guess_table.cc holds such times");
+    "too; 0: none. rollout/guesses/guess_table.cc holds such times");
 ABSL_FLAG(int64_t, decode_max_context, 0,
           "decode: positions that a sequence may have, as --max_context of a rollout; 0: no more "
           "than it gets");

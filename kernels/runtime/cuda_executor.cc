@@ -24,11 +24,11 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/model/probed_pass.h"
 #include "kernels/runtime/cuda_rank_group.h"
-#include "kernels/runtime/fast_path.h"
 #include "kernels/runtime/rank_exchange.h"
 #include "kernels/runtime/step_draws.h"
 #include "kernels/runtime/step_events.h"
 #include "kernels/runtime/step_graphs.h"
+#include "kernels/runtime/variant_pass.h"
 
 namespace isobit {
 namespace {

@@ -11,7 +11,7 @@ namespace isobit {
 
 namespace {
 
-// Steps with more rows replay no graph: few of them pay (rollout/schedule/guess_table.h), and each
+// Steps with more rows replay no graph: few of them pay (rollout/guesses/guess_table.h), and each
 // graph takes memory.
 constexpr int64_t kMaxGuessGraphRows = 128;
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "rollout/schedule/drafter.h"
+#include "rollout/guesses/drafter.h"
 
 namespace isobit {
 

@@ -1,6 +1,6 @@
 // Continuous batching: decides which sequences take part in each step, and gives them KV pages.
 // Pure logic: no thread, no clock, no model. Three questions, a file each: who takes part in
-// a step (scheduler.cc), with which pages a sequence starts (prefix_starts.cc), and which running
+// a step (batching.cc), with which pages a sequence starts (prefix_starts.cc), and which running
 // sequences are ready for a step (readiness.cc). A guesser fills the room that is left (guesser.h).
 //
 // First come, first served: a sequence starts only after every earlier one has started, and when
@@ -103,7 +103,7 @@ class Scheduler {
   };
   bool HeadMayStart() const { return !waiting_.empty() && waiting_.front()->arrival < hold_from_; }
 
-  // scheduler.cc
+  // batching.cc
   // Adds to the step what goes on: first the sequences that the guesser places first, then all
   // others that can. Each gets a page for its next token; the latest ones are preempted for it.
   void GoOn(const std::vector<Sequence*>& first, StepRoom& room, ScheduledStep& step);

@@ -18,7 +18,7 @@
 #include "kernels/runtime/cuda_backend.h"
 #include "kernels/runtime/host_executor.h"
 #include "rollout/guesses/drafters.h"
-#include "rollout/schedule/fast_path.h"
+#include "rollout/guesses/fast_path/fast_path.h"
 #include "rollout/service/default_limits.h"
 
 ABSL_FLAG(int, tp_size, 4,

@@ -14,7 +14,7 @@
 #include "kernels/runtime/model_flags.h"
 #include "kernels/runtime/rank_executor.h"
 #include "rollout/engine/engine.h"
-#include "rollout/schedule/speculation.h"
+#include "rollout/guesses/speculation.h"
 #include "rollout/service/generate_stream.h"
 
 namespace isobit {

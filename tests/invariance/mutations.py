@@ -284,7 +284,7 @@ MUTATIONS = (
     ),
     choice(
         "pages: tokens that were never computed are found",
-        SCHEDULE + "scheduler.cc",
+        SCHEDULE + "batching.cc",
         "tokens.first(std::min(computed, tokens.size()))",
         "tokens",
     ),
@@ -337,7 +337,7 @@ MUTATIONS = (
     ),
     edit(
         "guesses: pages of wrong ones are not freed",
-        SCHEDULE + "scheduler.cc",
+        SCHEDULE + "batching.cc",
         (
             "  pages_.Trim(sequence.pages, NumTokens(sequence));",
             "  if (!MUTANT) pages_.Trim(sequence.pages, NumTokens(sequence));",
@@ -345,7 +345,7 @@ MUTATIONS = (
     ),
     edit(
         "guesses: they take the pages that others need",
-        SCHEDULE + "scheduler.cc",
+        SCHEDULE + "batching.cc",
         (
             "pages_.num_free() - static_cast<int64_t>(running_.size())",
             "pages_.num_free() - (MUTANT ? 0 : static_cast<int64_t>(running_.size()))",
@@ -358,12 +358,12 @@ MUTATIONS = (
     ),
     edit(
         "fast path: it verifies itself",
-        SCHEDULE + "fast_path.cc",
+        GUESSES + "fast_path/fast_path.cc",
         ("  if (verifies_) return {};", "  if (verifies_ && !MUTANT) return {};"),
     ),
     edit(
         "fast path: its keys are found by others",
-        SCHEDULE + "scheduler.cc",
+        SCHEDULE + "batching.cc",
         (
             "std::min(sequence.num_cached, sequence.num_exact)",
             "std::min(sequence.num_cached, MUTANT ? sequence.num_cached : sequence.num_exact)",

@@ -11,9 +11,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "rollout/schedule/guess_table.h"
+#include "rollout/guesses/guess_table.h"
 #include "rollout/guesses/history_store.h"
-#include "rollout/schedule/speculation.h"
+#include "rollout/guesses/speculation.h"
 #include "rollout/guesses/suffix_index.h"
 #include "rollout/schedule/request.h"
 #include "tests/support/status_matchers.h"

@@ -1,6 +1,6 @@
 // With a fast path, requests that must be deterministic have the bits that they have without one,
 // however far the fast path is from the contract, and whoever runs beside them.
-#include "rollout/schedule/fast_path.h"
+#include "rollout/guesses/fast_path/fast_path.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "rollout/schedule/drafter.h"
-#include "rollout/schedule/speculation.h"
+#include "rollout/guesses/drafter.h"
+#include "rollout/guesses/speculation.h"
 
 namespace isobit {
 

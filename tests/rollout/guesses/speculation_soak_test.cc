@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "rollout/guesses/drafters.h"
-#include "rollout/schedule/fast_path.h"
+#include "rollout/guesses/fast_path/fast_path.h"
 #include "tests/rollout/guesses/noisy_ops.h"
 #include "tests/rollout/guesses/speculation_fixture.h"
 #include "tests/support/bitwise.h"

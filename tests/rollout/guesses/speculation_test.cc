@@ -1,6 +1,6 @@
 // Guesses change nothing but speed: with drafters that are right, wrong or both, every token,
 // logprob bit, top list, stop and count is that of a run without guesses.
-#include "rollout/schedule/speculation.h"
+#include "rollout/guesses/speculation.h"
 
 #include <algorithm>
 #include <array>

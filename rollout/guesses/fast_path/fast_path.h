@@ -7,8 +7,8 @@
 // A step is fast unless it starts a sequence or verifies windows. Windows are verified once a whole
 // group is full, or once all that can become full are; they are then placed first. A step that
 // starts sequences also verifies full windows, as far as there is room.
-#ifndef ISOBIT_ROLLOUT_SCHEDULE_FAST_PATH_H_
-#define ISOBIT_ROLLOUT_SCHEDULE_FAST_PATH_H_
+#ifndef ISOBIT_ROLLOUT_GUESSES_FAST_PATH_FAST_PATH_H_
+#define ISOBIT_ROLLOUT_GUESSES_FAST_PATH_FAST_PATH_H_
 
 #include <atomic>
 #include <cstddef>
@@ -66,4 +66,4 @@ class FastPath final : public Guesser {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_ROLLOUT_SCHEDULE_FAST_PATH_H_
+#endif  // ISOBIT_ROLLOUT_GUESSES_FAST_PATH_FAST_PATH_H_

@@ -1,7 +1,7 @@
 // How many tokens to guess for a sequence: a pure function of how many sequences run and of how
 // often guesses were right. It uses measured times of steps; nothing is timed while serving.
-#ifndef ISOBIT_ROLLOUT_SCHEDULE_GUESS_TABLE_H_
-#define ISOBIT_ROLLOUT_SCHEDULE_GUESS_TABLE_H_
+#ifndef ISOBIT_ROLLOUT_GUESSES_GUESS_TABLE_H_
+#define ISOBIT_ROLLOUT_GUESSES_GUESS_TABLE_H_
 
 #include <array>
 #include <cstddef>
@@ -67,4 +67,4 @@ class GuessTable {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_ROLLOUT_SCHEDULE_GUESS_TABLE_H_
+#endif  // ISOBIT_ROLLOUT_GUESSES_GUESS_TABLE_H_

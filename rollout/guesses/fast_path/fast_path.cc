@@ -1,5 +1,5 @@
 // Decides which steps are fast and which windows are verified.
-#include "rollout/schedule/fast_path.h"
+#include "rollout/guesses/fast_path/fast_path.h"
 
 #include <algorithm>
 #include <memory>

@@ -1,8 +1,8 @@
 // The guesser that asks drafters: which sequences get guesses in the next step, from which drafter
 // and how many, and which of them were right. Not here: the rows that guesses compute
 // (step_planner.h), and why they change no bit (request_table.h).
-#ifndef ISOBIT_ROLLOUT_SCHEDULE_SPECULATION_H_
-#define ISOBIT_ROLLOUT_SCHEDULE_SPECULATION_H_
+#ifndef ISOBIT_ROLLOUT_GUESSES_SPECULATION_H_
+#define ISOBIT_ROLLOUT_GUESSES_SPECULATION_H_
 
 #include <array>
 #include <atomic>
@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "rollout/schedule/drafter.h"
-#include "rollout/schedule/guess_table.h"
+#include "rollout/guesses/drafter.h"
+#include "rollout/guesses/guess_table.h"
 #include "rollout/schedule/guesser.h"
 #include "rollout/schedule/request.h"
 
@@ -100,4 +100,4 @@ class Speculation final : public Guesser {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_ROLLOUT_SCHEDULE_SPECULATION_H_
+#endif  // ISOBIT_ROLLOUT_GUESSES_SPECULATION_H_

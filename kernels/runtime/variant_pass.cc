@@ -1,5 +1,5 @@
 // Makes the pass and its copies of the weights.
-#include "kernels/runtime/fast_path.h"
+#include "kernels/runtime/variant_pass.h"
 
 #include <cstddef>
 #include <utility>

@@ -1,5 +1,5 @@
 // Measured costs of steps, and the number of guesses that pays.
-#include "rollout/schedule/guess_table.h"
+#include "rollout/guesses/guess_table.h"
 
 #include <algorithm>
 #include <array>

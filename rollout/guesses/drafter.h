@@ -3,8 +3,8 @@
 //
 // A new drafter is one file that implements Drafter, and two lines in drafters.{h,cc}. When and how
 // much to guess is decided elsewhere (speculation.h).
-#ifndef ISOBIT_ROLLOUT_SCHEDULE_DRAFTER_H_
-#define ISOBIT_ROLLOUT_SCHEDULE_DRAFTER_H_
+#ifndef ISOBIT_ROLLOUT_GUESSES_DRAFTER_H_
+#define ISOBIT_ROLLOUT_GUESSES_DRAFTER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -59,4 +59,4 @@ struct SequenceDraft {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_ROLLOUT_SCHEDULE_DRAFTER_H_
+#endif  // ISOBIT_ROLLOUT_GUESSES_DRAFTER_H_

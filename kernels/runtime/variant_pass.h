@@ -1,8 +1,8 @@
 // A rank's second forward pass on a GPU, for steps whose bits are not promised. It uses the stream,
 // KV cache, tables and activations of the rank's other steps. Not here: which steps use it, and
 // what surrounds the pass (cuda_executor.cc).
-#ifndef ISOBIT_KERNELS_RUNTIME_FAST_PATH_H_
-#define ISOBIT_KERNELS_RUNTIME_FAST_PATH_H_
+#ifndef ISOBIT_KERNELS_RUNTIME_VARIANT_PASS_H_
+#define ISOBIT_KERNELS_RUNTIME_VARIANT_PASS_H_
 
 #include <memory>
 
@@ -57,4 +57,4 @@ class VariantPass {
 
 }  // namespace isobit
 
-#endif  // ISOBIT_KERNELS_RUNTIME_FAST_PATH_H_
+#endif  // ISOBIT_KERNELS_RUNTIME_VARIANT_PASS_H_

@@ -1,5 +1,5 @@
 // Learns how often each drafter is right, and gives guesses where they save time.
-#include "rollout/schedule/speculation.h"
+#include "rollout/guesses/speculation.h"
 
 #include <algorithm>
 #include <utility>
