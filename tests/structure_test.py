@@ -85,6 +85,15 @@ LINKS = re.compile(r"\b(isobit_library|isobit_binary|target_link_libraries)\s*\(
 
 # How many rooms (folders and single files directly inside a folder) one chain of includes may pass.
 LONGEST_CHAIN = {"rollout": 8, "kernels/cuda": 5}
+# LLM-42's scheme is in one folder; of the product's other files, these alone may name it.
+SCHEME = re.compile(r"fast.?path|llm.?42", re.IGNORECASE)
+SCHEME_FOLDER = "rollout/guesses/fast_path/"
+PRODUCT = ("common", "kernels", "rollout", "trainer_bridge", "python/isobit")
+MAY_NAME_THE_SCHEME = [
+    "rollout/guesses/CMakeLists.txt",
+    "rollout/guesses/drafters.cc",
+    "rollout/service/rollout_settings.cc",
+]
 
 Table = dict[str, set[str]]
 
@@ -212,6 +221,17 @@ def longest_chain(root: Path, top: str) -> list[str]:
     return max(chains.values(), key=len, default=[])
 
 
+def files_that_name_the_scheme(root: Path) -> list[str]:
+    paths = [path for top in PRODUCT for path in (root / top).rglob("*")]
+    return sorted(
+        name
+        for path in paths
+        if path.suffix in {*SOURCE_SUFFIXES, ".py"} or path.name == "CMakeLists.txt"
+        if not (name := path.relative_to(root).as_posix()).startswith(SCHEME_FOLDER)
+        if SCHEME.search(path.read_text("utf-8"))
+    )
+
+
 def link_breaches(root: Path, table: Table) -> list[str]:
     """One line for each target that links a library that its folder may not include."""
     owner, links = {}, []
@@ -290,6 +310,9 @@ class RepositoryTest(unittest.TestCase):
             print(f"the longest chain of includes inside {top}/: {' -> '.join(chain)}")
             self.assertLessEqual(len(chain), most, chain)
             self.assertGreater(len(chain), 1)
+
+    def test_few_files_name_the_scheme_of_another_engine(self):
+        self.assertEqual(files_that_name_the_scheme(ROOT), MAY_NAME_THE_SCHEME)
 
     def test_no_link_list_crosses_a_wall(self):
         self.assertEqual(link_breaches(ROOT, self.table), [])
@@ -384,6 +407,14 @@ class ControlTest(unittest.TestCase):
         self.write("rollout/single.cc", '#include "rollout/single.h"\n')
         self.assertEqual(longest_chain(self.root, "rollout")[0], "single")
         self.assertEqual(len(longest_chain(self.root, "rollout")), most + 1)
+
+    def test_names_of_the_scheme_are_found(self):
+        self.write(SCHEME_FOLDER + "a.h", "class FastPath;\n")
+        self.write("rollout/guesses/a.h", "// Faster on its path.\n")
+        self.assertEqual(files_that_name_the_scheme(self.root), [])
+        for name in ("rollout/schedule/a.h", "kernels/runtime/a.cc", "python/isobit/a.py"):
+            self.write(name, "# The fast path.\n")
+        self.assertEqual(len(files_that_name_the_scheme(self.root)), 3)
 
     def test_links_are_found(self):
         self.write(
