@@ -1,4 +1,4 @@
-// See tile.h.
+// Launches of the tile kernels: which of them a schedule means, and with how many blocks.
 #include <limits>
 
 #include "absl/strings/str_cat.h"
