@@ -15,8 +15,8 @@
 #include "absl/types/span.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/checkpoint/weight_blocks.h"
-#include "kernels/device_packer.h"
 #include "kernels/blocks/rank_shape.h"
+#include "kernels/device_packer.h"
 #include "kernels/model/weight_store.h"
 
 namespace isobit {

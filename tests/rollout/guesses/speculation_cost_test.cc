@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "rollout/guesses/drafters.h"
+#include "rollout/guesses/guess_table.h"
+#include "rollout/guesses/speculation.h"
 #include "tests/rollout/engine/engine_fixture.h"
 #include "tests/support/status_matchers.h"
 
