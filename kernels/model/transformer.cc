@@ -103,12 +103,16 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
   }
   // In halves a block uses the norm of the next one, too, whose weights are then acquired early.
   std::optional<HeldBlock> next;
-  for (size_t b = 0; b <= blocks_.size(); ++b) {
+  const auto advance = [&](size_t b) -> absl::Status {
     held.Release();
     if (!next) {
       ISOBIT_ASSIGN_OR_RETURN(next, HeldBlock::Acquire(weights, static_cast<int>(b) + 1));
     }
     held = *std::exchange(next, std::nullopt);
+    return absl::OkStatus();
+  };
+  for (size_t b = 0; b <= blocks_.size(); ++b) {
+    ISOBIT_RETURN_IF_ERROR(advance(b));
     const Bf16* next_norm = nullptr;
     if (residual_.num_halves() > 1 && b < blocks_.size()) {
       ISOBIT_ASSIGN_OR_RETURN(next, HeldBlock::Acquire(weights, static_cast<int>(b) + 2));
