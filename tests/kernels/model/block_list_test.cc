@@ -15,9 +15,9 @@
 #include "kernels/model/kv_cache.h"
 #include "kernels/model/model_plan.h"
 #include "kernels/model/numerics.h"
-#include "kernels/model/random_weights.h"
 #include "kernels/model/resident_weights.h"
 #include "kernels/model/transformer.h"
+#include "tests/support/drawn_weights.h"
 #include "tests/support/prepare_blocks.h"
 #include "tests/support/status_matchers.h"
 #include "tools/model_shapes.h"
@@ -26,29 +26,6 @@ namespace isobit {
 namespace {
 
 constexpr int32_t kPageSize = 4;
-
-// Random weights of a plan.
-class DrawnWeights final : public TensorSource {
- public:
-  explicit DrawnWeights(const TensorPlan& plan) {
-    std::vector<ExpectedTensor> specs = ExpectedTensors(plan);
-    std::ranges::sort(specs, {}, &ExpectedTensor::name);
-    for (const ExpectedTensor& spec : specs) {
-      tensors_.push_back({.name = spec.name,
-                          .shape = spec.shape,
-                          .size_bytes = spec.NumElements() * sizeof(Bf16)});
-      drawn_.emplace_back(spec, /*seed=*/7);
-    }
-  }
-
-  absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const override {
-    drawn_[tensor].Draw(first / sizeof(Bf16), size / sizeof(Bf16), reinterpret_cast<Bf16*>(out));
-    return absl::OkStatus();
-  }
-
- private:
-  std::vector<RandomTensor> drawn_;  // [tensor]
-};
 
 ModelPlan PlanWith(const std::vector<std::string>& kinds) {
   ModelPlan plan(*NamedModelShape("tiny-qwen3"));
@@ -69,7 +46,7 @@ ModelPlan PlanWith(const std::vector<std::string>& kinds) {
 std::vector<Bf16> Forward(const ModelPlan& plan, int size, int64_t step) {
   constexpr int64_t kRows = 11;
   const auto width = static_cast<size_t>(plan.config.hidden_size);
-  const DrawnWeights source(plan);
+  const testing_support::DrawnWeights source(plan);
   const contract::RopeTable rope = RopeTableOf(plan.config, kRows);
   std::vector<Bf16> result;
   ThreadGroup group(size);

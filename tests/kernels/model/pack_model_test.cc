@@ -19,14 +19,15 @@
 #include "common/base/digest.h"
 #include "gtest/gtest.h"
 #include "kernels/model/model_plan.h"
-#include "kernels/model/random_weights.h"
 #include "kernels/plain_weight_packer.h"
+#include "tests/support/drawn_weights.h"
 #include "tests/support/status_matchers.h"
 #include "tools/model_shapes.h"
 
 namespace isobit {
 namespace {
 
+using testing_support::DrawnWeights;
 using testing_support::StatusIs;
 
 const WeightPacker& Packer() {
@@ -34,36 +35,13 @@ const WeightPacker& Packer() {
   return packer;
 }
 
-// Random weights that are all present from the start.
-class DrawnSource : public TensorSource {
- public:
-  explicit DrawnSource(const ModelPlan& plan) {
-    std::vector<ExpectedTensor> specs = ExpectedTensors(plan);
-    std::ranges::sort(specs, {}, &ExpectedTensor::name);
-    for (const ExpectedTensor& spec : specs) {
-      tensors_.push_back({.name = spec.name,
-                          .shape = spec.shape,
-                          .size_bytes = spec.NumElements() * sizeof(Bf16)});
-      drawn_.emplace_back(spec, /*seed=*/3);
-    }
-  }
-
-  absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const override {
-    drawn_[tensor].Draw(first / sizeof(Bf16), size / sizeof(Bf16), reinterpret_cast<Bf16*>(out));
-    return absl::OkStatus();
-  }
-
- private:
-  std::vector<RandomTensor> drawn_;  // [tensor]
-};
-
-// The same weights, sent in pieces by a separate thread. The source keeps a piece until it is read,
+// DrawnWeights, sent in pieces by a separate thread. The source keeps a piece until it is read,
 // and the sender waits while more than `max_bytes` are kept.
-class SentSource final : public DrawnSource {
+class SentSource final : public DrawnWeights {
  public:
   SentSource(const ModelPlan& plan, std::vector<size_t> order, size_t max_bytes,
              size_t num_sent = SIZE_MAX)
-      : DrawnSource(plan), order_(std::move(order)), max_bytes_(max_bytes), rank_(order_.size()) {
+      : DrawnWeights(plan), order_(std::move(order)), max_bytes_(max_bytes), rank_(order_.size()) {
     for (size_t i = 0; i < order_.size(); ++i) rank_[order_[i]] = i;
     arrived_.resize(order_.size());
     sender_ = std::thread([this, num_sent] { Send(std::min(num_sent, order_.size())); });
@@ -98,7 +76,7 @@ class SentSource final : public DrawnSource {
       const size_t bytes = tensors_[tensor].size_bytes;
       for (size_t first = 0; first < bytes; first += kPiece) {
         std::vector<uint8_t> piece(std::min(kPiece, bytes - first));
-        static_cast<void>(DrawnSource::Read(tensor, first, piece.size(), piece.data()));
+        static_cast<void>(DrawnWeights::Read(tensor, first, piece.size(), piece.data()));
         std::unique_lock lock(mutex_);
         // A reader that asks in another order than that of arrival would wait for ever.
         const bool in_time =
@@ -192,7 +170,7 @@ std::vector<std::string> Pack(const TensorSource& source, const ModelPlan& plan)
 // What serial packing gives.
 TEST(PackModelTest, GivesTheBytesAndZerosBehindThem) {
   const ModelPlan plan = PlanOf("tiny-qwen2");
-  const DrawnSource source(plan);
+  const DrawnWeights source(plan);
   HostStore store(plan);
   ISOBIT_ASSERT_OK(PackModel(source, "", store));
   WeightReader reader(source);
@@ -231,17 +209,17 @@ TEST(PackModelTest, BlocksThatShareTensorsArePackedTogether) {
   const SentSource source(
       plan,
       [&] {
-        std::vector<size_t> order(DrawnSource(plan).tensors().size());
+        std::vector<size_t> order(DrawnWeights(plan).tensors().size());
         for (size_t i = 0; i < order.size(); ++i) order[i] = i;
         return order;
       }(),
       SIZE_MAX);  // fails if a byte is read twice
-  EXPECT_EQ(Pack(source, plan), Pack(DrawnSource(plan), plan));
+  EXPECT_EQ(Pack(source, plan), Pack(DrawnWeights(plan), plan));
 }
 
 TEST(PackModelTest, TensorsMayArriveInPiecesAndInAnyOrder) {
   const ModelPlan plan = PlanOf("tiny-qwen2");
-  const DrawnSource there(plan);
+  const DrawnWeights there(plan);
   const std::vector<std::string> expected = Pack(there, plan);
   size_t layer_bytes = 0;
   for (const Tensor& tensor : there.tensors()) {
@@ -267,7 +245,7 @@ TEST(PackModelTest, TensorsMayArriveInPiecesAndInAnyOrder) {
 
 TEST(PackModelTest, ASenderThatHasGoneIsAnError) {
   const ModelPlan plan = PlanOf("tiny-qwen2");
-  std::vector<size_t> order(DrawnSource(plan).tensors().size());
+  std::vector<size_t> order(DrawnWeights(plan).tensors().size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   const SentSource source(plan, order, SIZE_MAX, order.size() - 1);
   HostStore store(plan);

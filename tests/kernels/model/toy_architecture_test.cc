@@ -17,9 +17,9 @@
 #include "kernels/model/model_plan.h"
 #include "kernels/model/pack_model.h"
 #include "kernels/model/pack_parameter.h"
-#include "kernels/model/random_weights.h"
 #include "kernels/model/weights.h"
 #include "kernels/plain_weight_packer.h"
+#include "tests/support/drawn_weights.h"
 #include "tests/support/status_matchers.h"
 #include "tools/model_shapes.h"
 
@@ -27,6 +27,7 @@ namespace isobit {
 namespace {
 
 using testing::HasSubstr;
+using testing_support::DrawnWeights;
 using testing_support::StatusIs;
 
 constexpr char kToy[] = "toy";
@@ -72,37 +73,6 @@ ModelPlan ToyPlan(const Parameter& row) {
   }
   return plan;
 }
-
-// Random weights of a plan, without the tensor `absent`.
-class PlanSource final : public TensorSource {
- public:
-  explicit PlanSource(const ModelPlan& plan, const std::string& absent = "") {
-    std::vector<ExpectedTensor> specs = ExpectedTensors(plan);
-    std::ranges::sort(specs, {}, &ExpectedTensor::name);
-    for (const ExpectedTensor& spec : specs) {
-      if (spec.name == absent) continue;
-      tensors_.push_back({.name = spec.name,
-                          .shape = spec.shape,
-                          .size_bytes = spec.NumElements() * sizeof(Bf16)});
-      drawn_.emplace_back(spec, /*seed=*/3);
-    }
-  }
-
-  absl::Status Read(size_t tensor, size_t first, size_t size, uint8_t* out) const override {
-    drawn_[tensor].Draw(first / sizeof(Bf16), size / sizeof(Bf16), reinterpret_cast<Bf16*>(out));
-    return absl::OkStatus();
-  }
-
-  std::vector<Bf16> Values(const std::string& name) const {
-    const auto tensor = static_cast<size_t>(Find(name) - tensors_.data());
-    std::vector<Bf16> values(tensors_[tensor].NumElements());
-    drawn_[tensor].Draw(0, values.size(), values.data());
-    return values;
-  }
-
- private:
-  std::vector<RandomTensor> drawn_;  // [tensor]
-};
 
 // Lets only kBlock be packed.
 class OneBlock final : public WeightStore {
@@ -176,14 +146,14 @@ class ToyArchitectureTest : public testing::TestWithParam<size_t> {
 
   const ModelPlan plan_;
   const Parameter toy_;  // of kBlock
-  const PlanSource source_;
+  const DrawnWeights source_;
   const PlainWeightPacker packer_;
 };
 
 TEST_P(ToyArchitectureTest, NamesChecksAndCountsFollow) {
   ISOBIT_EXPECT_OK(ValidateTensors(plan_, source_));
   for (const TensorSpec& tensor : toy_.tensors) {
-    EXPECT_THAT(ValidateTensors(plan_, PlanSource(plan_, tensor.name)),
+    EXPECT_THAT(ValidateTensors(plan_, DrawnWeights(plan_, tensor.name)),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr(absl::StrCat("missing tensors: ", tensor.name))));
   }
