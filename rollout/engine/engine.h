@@ -131,7 +131,7 @@ class Engine {
   // same bits. If already asleep, frees whatever the new level frees in addition. Errors: those of
   // Pause; ABORTED: the level frees weights, and an update is in progress.
   void Sleep(SleepLevel level, PauseMode mode, Reply<SleepResult> reply,
-             IsAbandoned is_abandoned = nullptr);
+             const IsAbandoned& is_abandoned = nullptr);
 
   // Allocates the memory again and continues; replies with the number of requests that go on. If
   // the weights were freed and none have come since, reads the earlier ones from their directory
@@ -146,7 +146,7 @@ class Engine {
   // FAILED_PRECONDITION: there are no weights. ABORTED: generation was continued before the pass.
   // Also the errors of Pause and ModelRunner::Probe.
   void Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply<ProbeResult> reply,
-             IsAbandoned is_abandoned = nullptr);
+             const IsAbandoned& is_abandoned = nullptr);
 
   // Prepares weights in the background, then switches between two steps. After an error the old
   // weights still serve. Errors: those of WeightSwitch and PrepareWeights; FAILED_PRECONDITION:
@@ -205,11 +205,11 @@ class Engine {
   void Enqueue(PausedJob job);
   // Pauses, then calls `run` and replies with its result. Likewise.
   template <typename T>
-  void RunPaused(PauseMode mode, Reply<T> reply, IsAbandoned is_abandoned,
+  void RunPaused(PauseMode mode, Reply<T> reply, const IsAbandoned& is_abandoned,
                  std::function<absl::StatusOr<T>(const PauseResult&)> run) {
     Enqueue({.mode = mode,
              .reply = [reply](const absl::StatusOr<PauseResult>& p) { reply(p.status()); },
-             .is_abandoned = std::move(is_abandoned),
+             .is_abandoned = is_abandoned,
              .run =
                  [this, reply, run = std::move(run)](const PauseResult& paused) {
                    outbox_.push_back([reply, result = run(paused)] { reply(result); });

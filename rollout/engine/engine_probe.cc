@@ -19,7 +19,7 @@ absl::Status Engine::CheckProbe(const std::vector<int32_t>& tokens) const {
 }
 
 void Engine::Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply<ProbeResult> reply,
-                   IsAbandoned is_abandoned) {
+                   const IsAbandoned& is_abandoned) {
   if (const absl::Status valid = CheckProbe(tokens); !valid.ok()) return reply(valid);
   bool was_paused = false;
   {
@@ -27,7 +27,7 @@ void Engine::Probe(std::vector<int32_t> tokens, const ProbeWanted& wanted, Reply
     was_paused = gate_.is_paused();
   }
   RunPaused<ProbeResult>(
-      PauseMode::kKeep, std::move(reply), std::move(is_abandoned),
+      PauseMode::kKeep, std::move(reply), is_abandoned,
       [this, tokens = std::move(tokens), wanted, was_paused](const PauseResult& /*paused*/) {
         auto result = RunProbe(tokens, wanted);
         if (!was_paused) {

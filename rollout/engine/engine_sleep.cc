@@ -10,9 +10,9 @@
 namespace isobit {
 
 void Engine::Sleep(SleepLevel level, PauseMode mode, Reply<SleepResult> reply,
-                   IsAbandoned is_abandoned) {
+                   const IsAbandoned& is_abandoned) {
   RunPaused<SleepResult>(
-      mode, std::move(reply), std::move(is_abandoned),
+      mode, std::move(reply), is_abandoned,
       [this, level](const PauseResult& paused) { return FallAsleep(level, paused); });
 }
 

@@ -65,7 +65,7 @@ std::string Get(const std::string& path, const std::string& headers = "") {
 
 class HttpServerTest : public ::testing::Test {
  protected:
-  void Start(HttpServer::Options options = {}) {
+  void Start(const HttpServer::Options& options = {}) {
     auto server = HttpServer::Listen(options);
     ISOBIT_ASSERT_OK(server.status());
     server_ = *std::move(server);

@@ -138,8 +138,8 @@ class HostStore final : public WeightStore {
   }
   absl::Status Put(const PackTask& task, const std::byte* packed) override {
     EXPECT_EQ(task.rank, 1u);
-    const size_t index = static_cast<size_t>(layouts_[0]->num_blocks() + task.block);
-    std::memcpy(blocks_[index].get(), packed, task.bytes);
+    const auto first = static_cast<size_t>(layouts_[0]->num_blocks());
+    std::memcpy(blocks_[first + static_cast<size_t>(task.block)].get(), packed, task.bytes);
     return absl::OkStatus();
   }
 
