@@ -24,8 +24,10 @@ class NullRank final : public RankExecutor {
   std::string backend() const override { return "null"; }
   int depth() const override { return 2; }
 
-  absl::StatusOr<int32_t> KvPagesThatFit() const override { return 1 << 21; }
-  absl::Status AllocateKvCache(int32_t /*num_pages*/) override { return absl::OkStatus(); }
+  absl::StatusOr<CacheSize> CacheThatFits(const CacheSize& most) const override {
+    return CacheSize{.num_pages = 1 << 21, .page_size = most.page_size};
+  }
+  absl::Status AllocateKvCache(const CacheSize& /*size*/) override { return absl::OkStatus(); }
 
   absl::Status Launch(const ModelStep& /*step*/) override {
     const Clock::time_point start = Clock::now();

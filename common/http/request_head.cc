@@ -76,7 +76,7 @@ absl::StatusOr<RequestHead> ParseRequestHead(absl::string_view head) {
   const std::vector<absl::string_view> words = absl::StrSplit(TakeLine(head), ' ');
   if (absl::Status checked = CheckRequestLine(words); !checked.ok()) return checked;
   RequestHead request;
-  request.path = std::string(words[1].substr(0, words[1].find('?')));
+  request.path = absl::StrCat(words[1].substr(0, words[1].find('?')));
   request.text = absl::StrCat(words[0], " ", request.path, " ", words[2], "\r\n");
   int num_hosts = 0;
   while (true) {
@@ -92,7 +92,7 @@ absl::StatusOr<RequestHead> ParseRequestHead(absl::string_view head) {
     const bool is_host = absl::EqualsIgnoreCase(name, "Host");
     if (is_host) {
       ++num_hosts;
-      request.host = std::string(value);
+      request.host = absl::StrCat(value);
     }
     if (is_host || absl::EqualsIgnoreCase(name, "Authorization")) {
       absl::StrAppend(&request.text, name, ": ", value, "\r\n");

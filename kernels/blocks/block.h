@@ -24,20 +24,30 @@
 
 namespace isobit {
 
-// What a block keeps of a sequence's past on one rank: planes of pages, such as keys and values.
+// What a block keeps of a sequence's past on one rank. Either kind may be absent.
+//   pages: something for each position, such as keys and values, in one or more planes;
+//   a slot: one thing for the whole past, such as a recurrent state, which each step replaces.
 struct StateSpec {
   int32_t num_planes = 0;
   size_t plane_bytes = 0;  // of one position in each plane
+  size_t slot_bytes = 0;   // of one sequence
+  // A slot that has been extended to row n also serves to go on from any row r < n with
+  // r / slot_rows == n / slot_rows. 1: from n alone.
+  int32_t slot_rows = 1;
 
   size_t bytes() const { return static_cast<size_t>(num_planes) * plane_bytes; }  // of a position
 };
 
-// A block's pages on a rank. Position p of a sequence is in its page p / page_size of each plane.
+// A block's memory on a rank. Position p of a sequence is in its page p / page_size of each plane.
+// A step reads and writes the slots that SequenceRows says; a slot's first content is undefined.
 struct BlockState {
   std::byte* planes = nullptr;  // the first plane
   size_t plane_stride = 0;      // bytes from one plane to the next
   int32_t page_size = 0;
+  std::byte* slots = nullptr;  // the first slot
+  size_t slot_stride = 0;      // bytes from one slot to the next, a multiple of kSlotAlignment
 };
+inline constexpr size_t kSlotAlignment = 256;
 
 // The rotary table, in the backend's memory: [max_positions, head_dim / 2].
 struct Rope {

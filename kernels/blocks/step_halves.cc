@@ -20,6 +20,9 @@ SequenceRows CutRows(const SequenceRows& s, int64_t begin, int64_t end) {
   cut_rows.first_row = first - begin;
   cut_rows.num_rows = std::min(s.first_row + s.num_rows, end) - first;
   cut_rows.first_position += first - s.first_row;
+  const int32_t slot_at_cut = s.to_slot == kNoSlot ? kCutSlot : s.to_slot;
+  if (first > s.first_row) cut_rows.from_slot = slot_at_cut;
+  if (end < s.first_row + s.num_rows) cut_rows.to_slot = slot_at_cut;
   return cut_rows;
 }
 

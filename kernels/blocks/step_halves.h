@@ -23,7 +23,7 @@ struct StepHalves {
 };
 
 // Divides a step of at least two rows, which the sequences cover in order. A sequence may continue
-// in the second half, where it reads the keys of its rows in the first.
+// in the second half, where it reads what its rows in the first have left in pages and slots.
 StepHalves CutStep(absl::Span<const SequenceRows> sequences);
 
 // The largest possible half of a step of up to `rows` rows.

@@ -83,7 +83,7 @@ absl::Status Transformer::Forward(const Batch& batch, WeightSource& weights, con
                                   Bf16* hidden) {
   ISOBIT_ASSIGN_OR_RETURN(
       const UploadedStep step,
-      ops_.tables().Upload(batch.ids, batch.sequences, cache.page_size(), batch.writes_past));
+      ops_.tables().Upload(batch.ids, batch.sequences, cache.size().page_size, batch.writes_past));
   return Forward(step, static_cast<int64_t>(batch.ids.size()), weights, cache, hidden);
 }
 
@@ -93,7 +93,7 @@ absl::Status Transformer::Forward(const UploadedStep& step, int64_t rows, Weight
   ISOBIT_RETURN_IF_ERROR(Reserve(rows));
   // A pass in halves would not leave the residual whole on each rank, for the probe to see.
   ISOBIT_RETURN_IF_ERROR(
-      residual_.Begin(step, rows, cache.page_size(), /*may_cut=*/probe_ == nullptr));
+      residual_.Begin(step, rows, cache.size().page_size, /*may_cut=*/probe_ == nullptr));
   ISOBIT_ASSIGN_OR_RETURN(HeldBlock held, HeldBlock::Acquire(weights, 0));
   ISOBIT_RETURN_IF_ERROR(layout_.plan().embedding->Forward(ops_, layout_.Bind(0, held.bytes()),
                                                            step.ids, rows, residual_.data()));

@@ -74,12 +74,12 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
     return memory;
   }
 
-  absl::StatusOr<int32_t> KvPagesThatFit() const override {
-    const size_t page_bytes = KvCache::PageBytes(options_.plan, options_.shape, options_.page_size);
+  absl::StatusOr<CacheSize> CacheThatFits(const CacheSize& most) const override {
     const auto taken = static_cast<double>(memory().total() + kLaterBytes);
     const auto free = static_cast<double>(group_->free_bytes[rank()]);
-    const double pages = (free * cuda_.memory_fraction - taken) / static_cast<double>(page_bytes);
-    if (pages < 1) {
+    const CacheSize fit =
+        KvCache::Fit(options_.plan, options_.shape, most, free * cuda_.memory_fraction - taken);
+    if (fit.num_pages < 1) {
       return absl::ResourceExhaustedError(
           absl::StrCat("GPU ", device_, ": weights and activations of rank ", rank(), " take ",
                        taken / 1e9, " GB, which leaves no KV page of ", free / 1e9,
@@ -87,18 +87,16 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
                        " may be taken; more ranks, fewer tokens in a step or a larger "
                        "fraction would help"));
     }
-    return static_cast<int32_t>(
-        std::min(pages, static_cast<double>(std::numeric_limits<int32_t>::max())));
+    return fit;
   }
 
-  absl::Status AllocateKvCache(int32_t num_pages) override {
+  absl::Status AllocateKvCache(const CacheSize& size) override {
     const int64_t pages_of_sequence = CeilDiv(max_positions(), options_.page_size);
     ISOBIT_RETURN_IF_ERROR(ops_->tables().Reserve(
         options_.max_rows, options_.max_sequences,
-        std::min<int64_t>(options_.max_sequences * pages_of_sequence, num_pages)));
-    ISOBIT_ASSIGN_OR_RETURN(
-        cache_, KvCache::Create(options_.plan, options_.shape, num_pages, options_.page_size,
-                                /*shared=*/false, ops_->device()));
+        std::min<int64_t>(options_.max_sequences * pages_of_sequence, size.num_pages)));
+    ISOBIT_ASSIGN_OR_RETURN(cache_,
+                            KvCache::Create(options_.plan, options_.shape, size, ops_->device()));
     return absl::OkStatus();
   }
 
@@ -106,10 +104,12 @@ class CudaExecutor final : public RankExecutor, private ProbedRank {
   absl::Status Collect(ModelStep& step) override { return EndGroupOn(CollectStep(step)); }
 
   absl::Status PrepareProbe(const ProbePass& pass) override {
-    ISOBIT_ASSIGN_OR_RETURN(
-        probe_cache_,
-        KvCache::Create(options_.plan, options_.shape, static_cast<int32_t>(pass.pages.size()),
-                        options_.page_size, /*shared=*/true, ops_->device()));
+    ISOBIT_ASSIGN_OR_RETURN(probe_cache_,
+                            KvCache::Create(options_.plan, options_.shape,
+                                            {.num_pages = static_cast<int32_t>(pass.pages.size()),
+                                             .page_size = options_.page_size,
+                                             .shared = true},
+                                            ops_->device()));
     return transformer_.PrepareProbe(static_cast<int64_t>(pass.ids.size()));
   }
   absl::Status RunProbe(const ProbePass& pass, ForwardProbe& probe) override {

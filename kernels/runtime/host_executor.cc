@@ -58,22 +58,21 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
     return {.weights = weights_->bytes(), .kv_cache = cache_.has_value() ? cache_->bytes() : 0};
   }
 
-  absl::StatusOr<int32_t> KvPagesThatFit() const override {
+  absl::StatusOr<CacheSize> CacheThatFits(const CacheSize& most) const override {
     ISOBIT_ASSIGN_OR_RETURN(const RankShape whole, ShapeOfRank(layout_.config(), 0, 1));
-    const size_t page_bytes = KvCache::PageBytes(layout_.plan(), whole, page_size_);
-    const int64_t pages = kv_bytes_ / static_cast<int64_t>(page_bytes);
-    if (pages < 1) {
-      return absl::ResourceExhaustedError(absl::StrCat("--kv_cache_mb holds no page: one takes ",
-                                                       page_bytes, " bytes over all ranks, of ",
-                                                       kv_bytes_));
+    const CacheSize fit = KvCache::Fit(layout_.plan(), whole, most, static_cast<double>(kv_bytes_));
+    if (fit.num_pages < 1) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("--kv_cache_mb holds no page: one takes ",
+                       KvCache::PageBytes(layout_.plan(), whole, most.page_size),
+                       " bytes over all ranks, of ", kv_bytes_));
     }
-    return static_cast<int32_t>(std::min<int64_t>(pages, std::numeric_limits<int32_t>::max()));
+    return fit;
   }
 
-  absl::Status AllocateKvCache(int32_t num_pages) override {
+  absl::Status AllocateKvCache(const CacheSize& size) override {
     ISOBIT_ASSIGN_OR_RETURN(cache_,
-                            KvCache::Create(layout_.plan(), layout_.shape(), num_pages, page_size_,
-                                            /*shared=*/false, ops_->device()));
+                            KvCache::Create(layout_.plan(), layout_.shape(), size, ops_->device()));
     return absl::OkStatus();
   }
 
@@ -110,10 +109,12 @@ class HostExecutor final : public RankExecutor, private ProbedRank {
 
   absl::Status PrepareProbe(const ProbePass& pass) override {
     // One block's memory is enough for a pass that keeps nothing.
-    ISOBIT_ASSIGN_OR_RETURN(
-        probe_cache_,
-        KvCache::Create(layout_.plan(), layout_.shape(), static_cast<int32_t>(pass.pages.size()),
-                        page_size_, /*shared=*/true, ops_->device()));
+    ISOBIT_ASSIGN_OR_RETURN(probe_cache_,
+                            KvCache::Create(layout_.plan(), layout_.shape(),
+                                            {.num_pages = static_cast<int32_t>(pass.pages.size()),
+                                             .page_size = page_size_,
+                                             .shared = true},
+                                            ops_->device()));
     return path_.transformer.PrepareProbe(static_cast<int64_t>(pass.ids.size()));
   }
 

@@ -105,12 +105,12 @@ class RankExecutor {
   // weights and KV cache. Tokens are drawn in the same way.
   virtual bool has_variant() const = 0;
 
-  // The most KV pages for which the backend has memory, in addition to everything else that the
-  // rank uses. RESOURCE_EXHAUSTED: there is none for a single page.
-  virtual absl::StatusOr<int32_t> KvPagesThatFit() const = 0;
+  // The largest cache, at most `most`, for which the backend has memory, in addition to everything
+  // else that the rank uses. RESOURCE_EXHAUSTED: there is none for a single page.
+  virtual absl::StatusOr<CacheSize> CacheThatFits(const CacheSize& most) const = 0;
   // Allocates the KV cache. Call it once, before anything is served. RESOURCE_EXHAUSTED: it does
   // not fit.
-  virtual absl::Status AllocateKvCache(int32_t num_pages) = 0;
+  virtual absl::Status AllocateKvCache(const CacheSize& size) = 0;
 
   // Starts computing the step. Steps are collected in the order of their launch.
   virtual absl::Status Launch(const ModelStep& step) = 0;

@@ -45,7 +45,7 @@ absl::Status Annotate(const absl::Status& status, absl::string_view prefix) {
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                      Shorten(std::string(status.message()), kMaxMessageSize));
+                      Shorten(absl::StrCat(status.message()), kMaxMessageSize));
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status, grpc::ServerContextBase& context) {

@@ -25,12 +25,14 @@ RequestLimits LimitsOf(const ModelConfig& config, const EngineOptions& options) 
   return limits;
 }
 
-PageLimits PageLimitsOf(const EngineOptions& options) {
+PoolSize PoolSizeOf(const EngineOptions& options, const ModelRunner& ranks) {
   const ModelRunnerOptions& runner = options.runner;
   const double cached = options.prefix_cache_fraction * runner.num_pages;
   return {.num_pages = runner.num_pages,
           .page_size = runner.page_size,
-          .max_cached = options.scheduler.share_prefixes ? static_cast<int32_t>(cached) : 0};
+          .max_cached = options.scheduler.share_prefixes ? static_cast<int32_t>(cached) : 0,
+          .num_slots = ranks.num_slots(),
+          .slot_rows = ranks.slot_rows()};
 }
 
 uint64_t RandomSeed() {
@@ -70,7 +72,7 @@ Engine::Engine(const ModelPlan& plan, const EngineOptions& options,
       table_(options.scheduler,
              {.max_waiting_requests = options.max_waiting_requests,
               .max_waiting_tokens = options.max_waiting_tokens},
-             PageLimitsOf(options), version_, outbox_, guesser_.get()),
+             PoolSizeOf(options, *runner), version_, outbox_, guesser_.get()),
       runner_(std::move(runner)) {}
 
 Engine::~Engine() { Stop(); }

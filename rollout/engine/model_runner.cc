@@ -2,12 +2,25 @@
 #include "rollout/engine/model_runner.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "kernels/model/numerics.h"
 
 namespace isobit {
+namespace {
+
+// A sequence's own, one to return to, one that it shares; what is free keeps prefixes.
+constexpr int64_t kSlotsOfSequence = 4;
+constexpr int32_t kLeastSlots = 4;  // with which one sequence can run
+
+int32_t Bounded(int64_t number) {
+  return static_cast<int32_t>(std::min<int64_t>(number, std::numeric_limits<int32_t>::max()));
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(const ModelPlan& plan,
                                                                  const ModelRunnerOptions& options,
@@ -37,25 +50,33 @@ ModelRunner::ModelRunner(const ModelPlan& plan, const ModelRunnerOptions& option
     : plan_(plan),
       rope_(RopeTableOf(plan.config, options.max_positions)),
       group_(options.tensor_parallel_size),
-      page_size_(options.page_size),
       threads_(static_cast<size_t>(options.tensor_parallel_size),
                [this](const absl::Status& failure) { group_.Abort(failure); }) {}
 
 absl::Status ModelRunner::AllocateKvCache(const ModelRunnerOptions& options,
                                           int64_t max_sequences) {
-  num_pages_ = options.num_pages;
-  if (num_pages_ == 0) {
-    // More can never be in use.
-    int64_t pages = (options.max_positions / options.page_size + 1) * max_sequences;
+  ISOBIT_ASSIGN_OR_RETURN(const RankShape shape,
+                          ShapeOfRank(plan_.config, 0, options.tensor_parallel_size));
+  slots_ = SlotsOf(plan_, shape);
+  // More can never be in use.
+  const int64_t pages = (options.max_positions / options.page_size + 1) * max_sequences;
+  CacheSize size = {.num_pages = Bounded(pages), .page_size = options.page_size};
+  if (slots_.bytes > 0) size.num_slots = Bounded(kSlotsOfSequence * max_sequences);
+  if (options.num_pages == 0) {
     for (const auto& rank : ranks_) {
-      ISOBIT_ASSIGN_OR_RETURN(const int32_t fit, rank->KvPagesThatFit());
-      pages = std::min<int64_t>(pages, fit);
+      ISOBIT_ASSIGN_OR_RETURN(size, rank->CacheThatFits(size));
     }
-    num_pages_ = static_cast<int32_t>(pages);
+  } else {
+    size.num_pages = options.num_pages;
   }
-  for (const auto& rank : ranks_) {
-    ISOBIT_RETURN_IF_ERROR(rank->AllocateKvCache(num_pages_));
+  if (options.num_slots > 0 && slots_.bytes > 0) size.num_slots = options.num_slots;
+  if (slots_.bytes > 0 && size.num_slots < kLeastSlots) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the KV cache has room for ", size.num_slots, " states of sequences, each ",
+                     slots_.bytes, " bytes on a rank; expected at least ", kLeastSlots));
   }
+  cache_size_ = size;
+  for (const auto& rank : ranks_) ISOBIT_RETURN_IF_ERROR(rank->AllocateKvCache(size));
   return absl::OkStatus();
 }
 
@@ -96,7 +117,7 @@ absl::StatusOr<ProbeReport> ModelRunner::Probe(absl::Span<const int32_t> tokens,
   if (std::ranges::find(probed, nullptr) != probed.end()) {
     return absl::UnimplementedError("this backend computes without a forward pass to probe");
   }
-  const ProbePass pass(tokens, page_size_);
+  const ProbePass pass(tokens, cache_size_.page_size);
   absl::Status done;
   for (ProbedRank* const rank : probed) {
     if (done.ok()) done = rank->PrepareProbe(pass);

@@ -25,6 +25,7 @@ struct ModelRunnerOptions {
   NumericsMode mode = NumericsMode::kTree;
   int32_t page_size = 16;     // tokens
   int32_t num_pages = 0;      // 0: as many as fit into memory and can be in use
+  int32_t num_slots = 0;      // if the model has slots; 0: likewise
   int64_t max_positions = 0;  // of one sequence
   bool time_steps = true;     // as RankOptions::time_steps
   MakeRank make_rank;         // the backend
@@ -43,7 +44,10 @@ class ModelRunner {
   ModelRunner& operator=(const ModelRunner&) = delete;
 
   std::string backend() const { return ranks_.front()->backend(); }
-  int32_t num_pages() const { return num_pages_; }  // of the KV cache, on every rank
+  // Of the KV cache, on every rank.
+  int32_t num_pages() const { return cache_size_.num_pages; }
+  int32_t num_slots() const { return cache_size_.num_slots; }  // 0: the model has none
+  int32_t slot_rows() const { return slots_.rows; }            // as in StateSpec
   // Of the rank that uses most.
   RankMemory memory() const;
 
@@ -84,8 +88,8 @@ class ModelRunner {
   const contract::RopeTable rope_;
   ThreadGroup group_;
   std::vector<std::unique_ptr<RankExecutor>> ranks_;
-  int32_t num_pages_ = 0;
-  const int32_t page_size_;
+  CacheSize cache_size_;
+  SlotSpec slots_;
   RankThreads threads_;  // ends before what its jobs use
 };
 

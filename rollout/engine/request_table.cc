@@ -25,14 +25,14 @@ void EndedRequests::clear() {
 }
 
 RequestTable::RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue,
-                           const PageLimits& pages,
+                           const PoolSize& pages,
                            const std::shared_ptr<const WeightVersion>& version,
                            std::vector<Emission>& outbox, Guesser* guesser)
     : limits_(queue),
       version_(version),
       outbox_(outbox),
       guesser_(guesser),
-      pages_(pages.num_pages, pages.page_size, pages.max_cached),
+      pages_(pages),
       scheduler_(scheduler, pages_, guesser) {}
 
 absl::Status RequestTable::CheckQueue(const std::string& id, int64_t tokens) const {
@@ -118,7 +118,7 @@ void RequestTable::CommitDraws(Sequence& sequence, absl::Span<LogProbResult> dra
   sequence.num_draft_tokens += static_cast<uint32_t>(guesses.size());
   // One that was preempted meanwhile has lost its pages, and the queue counts one pending token.
   const auto goes_on = [&sequence] {
-    return sequence.state == Sequence::State::kRunning && sequence.request->failure.ok();
+    return sequence.phase == Sequence::Phase::kRunning && sequence.request->failure.ok();
   };
   size_t accepted = 0;  // guesses that have brought one more token
   size_t right = 0;     // guesses that have become tokens
@@ -143,7 +143,7 @@ void RequestTable::CommitCandidate(Sequence& sequence, const LogProbResult& draw
   --sequence.num_pending;
   --sequence.num_pending_candidates;
   // It has been preempted, or this was drawn behind its last candidate.
-  if (sequence.state != Sequence::State::kRunning || sequence.candidates_end) {
+  if (sequence.phase != Sequence::Phase::kRunning || sequence.candidates_end) {
     return guesser_->Drop(1);
   }
   // Whether the logits are finite is for the contract to say.
@@ -226,7 +226,7 @@ void RequestTable::EndSequence(Sequence& sequence, SampleEnd end) {
 RequestTable::Requests::iterator RequestTable::Abort(Requests::iterator it,
                                                      const std::string& reason) {
   for (const auto& sequence : it->second->samples) {
-    if (sequence->state == Sequence::State::kFinished) continue;
+    if (sequence->phase == Sequence::Phase::kFinished) continue;
     EndSequence(*sequence, {.reason = FinishReason::kAbort, .abort_reason = reason});
   }
   return Close(it, absl::OkStatus());
@@ -236,7 +236,7 @@ RequestTable::Requests::iterator RequestTable::Close(Requests::iterator it,
                                                      const absl::Status& status) {
   Request& request = *it->second;
   for (const auto& sequence : request.samples) {
-    if (sequence->state != Sequence::State::kFinished) scheduler_.Remove(*sequence);
+    if (sequence->phase != Sequence::Phase::kFinished) scheduler_.Remove(*sequence);
   }
   outbox_.push_back([sink = request.sink, status] { sink->OnDone(status); });
   tickets_.erase(request.id);

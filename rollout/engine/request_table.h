@@ -17,21 +17,15 @@
 #include "absl/types/span.h"
 #include "rollout/engine/emitter.h"
 #include "rollout/schedule/guesser.h"
-#include "rollout/schedule/kv_pages.h"
 #include "rollout/schedule/request.h"
 #include "rollout/schedule/scheduler.h"
+#include "rollout/schedule/state_pool.h"
 
 namespace isobit {
 
 struct QueueLimits {
   size_t max_waiting_requests = 0;
   int64_t max_waiting_tokens = 0;  // of prompts; an empty queue takes a request of any length
-};
-
-struct PageLimits {
-  int32_t num_pages = 0;
-  int32_t page_size = 0;   // tokens
-  int32_t max_cached = 0;  // pages that cache prefixes no sequence uses
 };
 
 // Ended requests and sequences to which a step in flight may still point.
@@ -49,7 +43,7 @@ class RequestTable {
 
   // `version`: of the weights that serve, null before the first load. `outbox`: takes the calls to
   // sinks. Both and `guesser`, which may be null, outlive the table.
-  RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue, const PageLimits& pages,
+  RequestTable(const SchedulerLimits& scheduler, const QueueLimits& queue, const PoolSize& pages,
                const std::shared_ptr<const WeightVersion>& version, std::vector<Emission>& outbox,
                Guesser* guesser = nullptr);
 
@@ -97,7 +91,7 @@ class RequestTable {
   Clock::time_point next_expiry() const { return next_expiry_; }
   Scheduler& scheduler() { return scheduler_; }
   const Scheduler& scheduler() const { return scheduler_; }
-  const KvPages& pages() const { return pages_; }
+  const StatePool& pages() const { return pages_; }
 
  private:
   using Requests = std::map<uint64_t, std::unique_ptr<Request>>;  // by ticket: oldest first
@@ -113,7 +107,7 @@ class RequestTable {
   const std::shared_ptr<const WeightVersion>& version_;
   std::vector<Emission>& outbox_;
   Guesser* const guesser_;
-  KvPages pages_;
+  StatePool pages_;
   Scheduler scheduler_;
   Requests requests_;
   std::unordered_map<std::string, uint64_t> tickets_;  // by request id

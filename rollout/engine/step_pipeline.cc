@@ -6,25 +6,19 @@
 
 #include "common/base/check.h"
 #include "rollout/engine/step_planner.h"
+#include "rollout/schedule/readiness.h"
 
 namespace isobit {
 namespace {
 
-// Whether what the step draws for the sequence is not certain: the step is provisional, or an
-// earlier one was that drew the tokens before it.
-bool DrawsCandidate(const Sequence& sequence, const ModelStep& step) {
-  if (!sequence.request->deterministic || !sequence.guesses.empty()) return false;
-  return step.variant || !sequence.candidates.empty() || sequence.num_pending_candidates > 0;
-}
-
 // Adds the row of the sequence's last token or candidate, which the contract will compute again.
-void AddCandidate(Sequence& sequence, ModelStep& step) {
+void AddCandidate(Sequence& sequence, const SlotsOfStep& slots, ModelStep& step) {
   const std::vector<int32_t>& candidates = sequence.candidates;
   const auto behind = static_cast<uint32_t>(candidates.size()) + sequence.num_pending;
   const int64_t position = static_cast<int64_t>(sequence.tokens.size()) + behind - 1;
   const int32_t last = candidates.empty() ? sequence.tokens.back() : candidates.back();
   const int32_t fed_by = sequence.num_pending > 0 ? sequence.last_draw : -1;
-  const size_t index = PlanRow(last, fed_by, position, sequence.pages.data(), step);
+  const size_t index = PlanRow(last, fed_by, position, sequence.state.data(), slots, step);
   LogProbRequest& draw = step.requests[index];
   SequenceSampling& sampling = *sequence.sampling;
   draw.sampling =
@@ -36,7 +30,7 @@ void AddCandidate(Sequence& sequence, ModelStep& step) {
 
 // Adds the sequence's next row or rows and its draws, of which it returns the number: one, and one
 // behind each guess.
-size_t AddToStep(Sequence& sequence, ModelStep& step) {
+size_t AddToStep(Sequence& sequence, const SlotsOfStep& slots, ModelStep& step) {
   const Request& request = *sequence.request;
   const bool fed = sequence.num_pending > 0;
   size_t index = 0;
@@ -46,11 +40,11 @@ size_t AddToStep(Sequence& sequence, ModelStep& step) {
     index = PlanSequence({.tokens = sequence.tokens,
                           .num_cached = sequence.num_cached,
                           .fed_by = fed ? sequence.last_draw : -1,
-                          .guesses = sequence.guesses},
-                         sequence.pages.data(), step)
+                          .guesses = sequence.guesses,
+                          .slots = slots},
+                         sequence.state.data(), step)
                 .first_draw;
-    const auto guessed = static_cast<int64_t>(sequence.guesses.size());
-    sequence.num_cached += step.batch.sequences.back().num_rows - guessed;
+    sequence.num_cached += NumRows(sequence);
   }
   const absl::Span<const int32_t> guesses(sequence.guesses);
   for (size_t i = 0; i <= guesses.size(); ++i) {
@@ -91,16 +85,18 @@ void StepPipeline::Prepare(ScheduledStep scheduled, StepInFlight& step) const {
   step.model.variant = scheduled.provisional;
   step.num_draws.clear();
   step.is_candidate.clear();
-  for (Sequence* sequence : scheduled.sequences) {
+  for (size_t i = 0; i < scheduled.sequences.size(); ++i) {
+    Sequence* const sequence = scheduled.sequences[i];
+    const SlotsOfStep& slots = scheduled.slots[i];
     if (sequence->sampling == nullptr) {
       sequence->request->BeginSampling(*sequence, eos_token_ids_);
     }
-    step.is_candidate.push_back(DrawsCandidate(*sequence, step.model));
+    step.is_candidate.push_back(DrawsCandidate(*sequence, scheduled.provisional));
     if (step.is_candidate.back()) {
-      AddCandidate(*sequence, step.model);
+      AddCandidate(*sequence, slots, step.model);
       step.num_draws.push_back(1);
     } else {
-      step.num_draws.push_back(AddToStep(*sequence, step.model));
+      step.num_draws.push_back(AddToStep(*sequence, slots, step.model));
     }
   }
   step.model.results.resize(step.model.requests.size());
@@ -120,7 +116,7 @@ void StepPipeline::Commit(RequestTable& table) {
     Sequence& sequence = *step.sequences[i];
     const absl::Span<LogProbResult> draws = results.first(step.num_draws[i]);
     results.remove_prefix(draws.size());
-    if (sequence.state == Sequence::State::kFinished) continue;
+    if (sequence.phase == Sequence::Phase::kFinished) continue;
     if (step.is_candidate[i]) {
       table.CommitCandidate(sequence, draws[0]);
     } else {

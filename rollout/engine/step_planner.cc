@@ -44,10 +44,26 @@ PlannedRequests PlanSequence(const SequenceWork& work, const int32_t* pages, Mod
   if (fed) ids.push_back(kAnyId);
   ids.insert(ids.end(), work.guesses.begin(), work.guesses.end());
   const auto end_row = static_cast<int64_t>(ids.size());
-  step.batch.sequences.push_back({.first_row = first_row,
-                                  .num_rows = end_row - first_row,
-                                  .first_position = work.num_cached,
-                                  .pages = pages});
+  SequenceRows rows = {.first_row = first_row,
+                       .num_rows = end_row - first_row,
+                       .first_position = work.num_cached,
+                       .pages = pages,
+                       .from_slot = work.slots.from,
+                       .to_slot = work.slots.to};
+  if (work.slots.cut_slot != kNoSlot) {
+    const int64_t cut = work.slots.cut - work.num_cached;
+    ISOBIT_CHECK(!fed && 0 < cut && cut < rows.num_rows) << "a cut behind " << cut << " rows";
+    SequenceRows first = rows;
+    first.num_rows = cut;
+    first.to_slot = rows.from_slot = work.slots.cut_slot;
+    step.batch.sequences.push_back(first);
+    step.feeds.push_back(-1);
+    step.batch.writes_past = true;
+    rows.first_row += cut;
+    rows.num_rows -= cut;
+    rows.first_position += cut;
+  }
+  step.batch.sequences.push_back(rows);
   step.feeds.push_back(work.fed_by);
 
   PlannedRequests planned = {.first = step.requests.size()};
@@ -62,11 +78,15 @@ PlannedRequests PlanSequence(const SequenceWork& work, const int32_t* pages, Mod
 }
 
 size_t PlanRow(int32_t id, int32_t fed_by, int64_t position, const int32_t* pages,
-               ModelStep& step) {
+               const SlotsOfStep& slots, ModelStep& step) {
   const auto row = static_cast<int64_t>(step.batch.ids.size());
   step.batch.ids.push_back(fed_by >= 0 ? kAnyId : id);
-  step.batch.sequences.push_back(
-      {.first_row = row, .num_rows = 1, .first_position = position, .pages = pages});
+  step.batch.sequences.push_back({.first_row = row,
+                                  .num_rows = 1,
+                                  .first_position = position,
+                                  .pages = pages,
+                                  .from_slot = slots.from,
+                                  .to_slot = slots.to});
   step.feeds.push_back(fed_by);
   AddRequest(row, kDraw, step);
   return step.requests.size() - 1;

@@ -8,6 +8,7 @@
 
 #include "absl/types/span.h"
 #include "kernels/runtime/rank_executor.h"
+#include "rollout/schedule/state_pool.h"
 
 namespace isobit {
 
@@ -26,6 +27,7 @@ struct SequenceWork {
   // Tokens that may come next. Each has a row that draws; that draw counts if this guess and all
   // before it are right. Empty if fed_by >= 0.
   absl::Span<const int32_t> guesses{};
+  SlotsOfStep slots{};
 };
 
 // The step's requests of a sequence: [first, first_draw) score, [first_draw, end) draw.
@@ -39,12 +41,13 @@ struct PlannedRequests {
 void ClearStep(ModelStep& step);
 
 // Adds the sequence's rows and requests to the step. Sets only `target` of a request. `pages`: the
-// page table, for the rows and for what is cached.
+// page table, for the rows and for what is cached. The rows are cut where work.slots says so.
 PlannedRequests PlanSequence(const SequenceWork& work, const int32_t* pages, ModelStep& step);
 
 // Adds one row at `position`, and the draw of what follows it. Its token is `id`, or, with fed_by
 // >= 0, what request `fed_by` of the last launched step draws. Returns the draw's request.
-size_t PlanRow(int32_t id, int32_t fed_by, int64_t position, const int32_t* pages, ModelStep& step);
+size_t PlanRow(int32_t id, int32_t fed_by, int64_t position, const int32_t* pages,
+               const SlotsOfStep& slots, ModelStep& step);
 
 // For a sequence whose tokens equal those of the sequence added last: adds one more draw from the
 // last row, but no row. Returns its request.

@@ -121,7 +121,7 @@ std::vector<Sequence*> Speculation::Fill(absl::Span<Sequence* const> running, si
     Sequence& sequence = *step.sequences[i];
     if (sequence.num_pending > 0) continue;
     const int64_t tokens = NumTokens(sequence);
-    const auto own = static_cast<int64_t>(sequence.pages.size());
+    const auto own = static_cast<int64_t>(sequence.state.size());
     const int64_t most =
         std::min({rows, MaxTokens(sequence) - tokens - 1, (own + pages) * room.page_size - tokens});
     if (most <= 0) continue;

@@ -9,8 +9,11 @@
 
 namespace isobit {
 
-Scheduler::Scheduler(const SchedulerLimits& limits, KvPages& pages, Guesser* guesser)
-    : limits_(limits), pages_(pages), guesser_(guesser) {
+Scheduler::Scheduler(const SchedulerLimits& limits, StatePool& pages, Guesser* guesser)
+    : limits_(limits),
+      pages_(pages),
+      guesser_(guesser),
+      may_be_provisional_(guesser != nullptr && guesser->info().verify_window > 0) {
   ISOBIT_CHECK(limits.max_running > 0 &&
                limits.max_batch_tokens >= static_cast<int64_t>(limits.max_running))
       << limits.max_running << " sequences, " << limits.max_batch_tokens << " tokens";
@@ -18,23 +21,35 @@ Scheduler::Scheduler(const SchedulerLimits& limits, KvPages& pages, Guesser* gue
 
 void Scheduler::Add(Sequence& sequence) {
   sequence.arrival = next_arrival_++;
-  sequence.state = Sequence::State::kWaiting;
+  sequence.phase = Sequence::Phase::kWaiting;
   waiting_.push_back(&sequence);
   CountWaiting(sequence, 1);
 }
 
 void Scheduler::Remove(Sequence& sequence) {
-  if (sequence.state == Sequence::State::kWaiting) {
+  if (sequence.phase == Sequence::Phase::kWaiting) {
     waiting_.erase(std::find(waiting_.begin(), waiting_.end(), &sequence));
     CountWaiting(sequence, -1);
-  } else if (sequence.state == Sequence::State::kRunning) {
+  } else if (sequence.phase == Sequence::Phase::kRunning) {
     running_.erase(std::find(running_.begin(), running_.end(), &sequence));
   }
-  FreePages(sequence);
-  sequence.state = Sequence::State::kFinished;
+  FreeState(sequence);
+  sequence.phase = Sequence::Phase::kFinished;
 }
 
 ScheduledStep Scheduler::Schedule() {
+  int64_t num_preemptions = 0;
+  ScheduledStep step;
+  do {
+    num_preemptions = num_preemptions_;
+    step = ChooseStep();
+    // If the only sequences that could go on were preempted, the guesser may now let others go on.
+  } while (step.sequences.empty() && num_preemptions_ > num_preemptions);
+  ExtendAll(step);
+  return step;
+}
+
+ScheduledStep Scheduler::ChooseStep() {
   ScheduledStep step;
   StepRoom room = {.draws = static_cast<int64_t>(limits_.max_running),
                    .tokens = limits_.max_batch_tokens};
@@ -54,18 +69,32 @@ ScheduledStep Scheduler::Schedule() {
   return step;
 }
 
+void Scheduler::ExtendAll(ScheduledStep& step) {
+  for (Sequence* sequence : step.sequences) {
+    SlotsOfStep& slots = step.slots.emplace_back();
+    if (DrawsCandidate(*sequence, step.provisional)) {
+      slots = pages_.ExtendByCandidate(sequence->state, !HasCandidates(*sequence));
+    } else if (const int64_t rows = NumRows(*sequence); rows > 0) {
+      const int64_t end = sequence->num_cached + rows;
+      const auto guesses = static_cast<int64_t>(sequence->guesses.size());
+      slots = pages_.Extend(sequence->state, end, end + guesses);
+    }
+  }
+}
+
 void Scheduler::GoOn(const std::vector<Sequence*>& first, StepRoom& room, ScheduledStep& step) {
   const auto add = [&](Sequence* sequence) {
-    if (!GrowOrPreempt(*sequence, step)) return false;
+    const auto guesses = static_cast<int64_t>(sequence->guesses.size());
+    const int64_t rows = NumRows(*sequence) + guesses;
+    if (rows > room.tokens || !GrowOrPreempt(*sequence, step)) return false;
     step.sequences.push_back(sequence);
-    const auto rows = static_cast<int64_t>(sequence->guesses.size()) + 1;
-    room.draws -= rows;
+    room.draws -= guesses + 1;
     room.tokens -= rows;
     return true;
   };
   for (Sequence* sequence : first) {
     // It may have been preempted meanwhile.
-    if (sequence->state == Sequence::State::kRunning && !add(sequence)) break;
+    if (sequence->phase == Sequence::Phase::kRunning && !add(sequence)) break;
   }
   for (size_t i = 0; i < running_.size() && room.draws > 0; ++i) {
     const Readiness readiness = ReadinessOf(*running_[i]);
@@ -79,7 +108,11 @@ void Scheduler::AddGuesses(size_t num_going_on, const StepRoom& room, ScheduledS
                           .pages = FreePagesForGuesses(),
                           .page_size = pages_.page_size()};
   for (Sequence* sequence : guesser_->Fill(running_, num_going_on, left, step)) {
-    ISOBIT_CHECK(Grow(*sequence, step)) << "guesses for which there are no pages";
+    if (!Grow(*sequence, step)) {
+      ISOBIT_CHECK(pages_.has_slots()) << "guesses for which there are no pages";
+      sequence->guesses.clear();
+      continue;
+    }
     if (sequence->turn == Sequence::Turn::kHeld) step.sequences.push_back(sequence);
   }
 }
@@ -89,13 +122,15 @@ int64_t Scheduler::FreePagesForGuesses() const {
 }
 
 void Scheduler::DropGuesses(Sequence& sequence) {
-  pages_.Trim(sequence.pages, NumTokens(sequence));
+  sequence.num_cached = pages_.Return(sequence.state, sequence.num_cached, NumTokens(sequence));
 }
 
 bool Scheduler::Grow(Sequence& sequence, ScheduledStep& step) {
   const auto guesses = static_cast<int64_t>(sequence.guesses.size());
-  return pages_.OwnLastPage(sequence.pages, step.copies) &&
-         pages_.Grow(sequence.pages, NumTokens(sequence) + guesses, MaxTokens(sequence));
+  const bool spare = guesses > 0 || (may_be_provisional_ && sequence.request->deterministic);
+  return pages_.ReserveSlots(sequence.state, spare) &&
+         pages_.OwnLastPage(sequence.state, step.copies) &&
+         pages_.Grow(sequence.state, NumTokens(sequence) + guesses, MaxTokens(sequence));
 }
 
 bool Scheduler::GrowOrPreempt(Sequence& sequence, ScheduledStep& step) {
@@ -110,10 +145,10 @@ bool Scheduler::GrowOrPreempt(Sequence& sequence, ScheduledStep& step) {
 }
 
 // Tokens that steps in flight draw are not known yet, so pages that they fill cannot be cached.
-void Scheduler::FreePages(Sequence& sequence) {
+void Scheduler::FreeState(Sequence& sequence) {
   const absl::Span<const int32_t> tokens(sequence.tokens);
   const auto computed = static_cast<size_t>(std::min(sequence.num_cached, sequence.num_exact));
-  pages_.Free(sequence.pages, limits_.share_prefixes
+  pages_.Free(sequence.state, limits_.share_prefixes
                                   ? tokens.first(std::min(computed, tokens.size()))
                                   : tokens.first(0));
   sequence.num_cached = 0;
@@ -135,8 +170,8 @@ void Scheduler::Preempt() {
     sequence.guesses_were_candidates = false;
   }
   sequence.turn = Sequence::Turn::kGoesOn;
-  FreePages(sequence);
-  sequence.state = Sequence::State::kWaiting;
+  FreeState(sequence);
+  sequence.phase = Sequence::Phase::kWaiting;
   waiting_.push_front(&sequence);
   CountWaiting(sequence, 1);
 }

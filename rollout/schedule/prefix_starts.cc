@@ -1,5 +1,5 @@
-// With which pages sequences start: those of a prefix that is cached or that another sample of the
-// request has just started with, and new ones for the rest.
+// With what state sequences start: that of a prefix which is cached or which another sample of the
+// request has just started with, and new pages for the rest.
 #include "rollout/schedule/readiness.h"
 #include "rollout/schedule/scheduler.h"
 
@@ -32,18 +32,19 @@ int64_t Scheduler::StartHead(int64_t max_tokens, ScheduledStep& step) {
   if (head.arrival == blocked_arrival_ && free_pages <= blocked_pages_) return 0;
   const int64_t tokens = NumTokens(head);
   const absl::Span<const int32_t> known(head.tokens);
-  std::vector<int32_t> found;
+  StatePool::Prefix found;
   // The last token's row is computed in any case, since it draws the next token.
   if (limits_.share_prefixes) found = pages_.Find(known.first(known.size() - 1));
-  const int64_t cached = static_cast<int64_t>(found.size()) * pages_.page_size();
+  const int64_t cached = static_cast<int64_t>(found.pages.size()) * pages_.page_size();
   if (tokens - cached > max_tokens) return 0;
-  if (!pages_.Begin(head.pages, found, tokens, MaxTokens(head), num_kept_pages_)) {
-    blocked_arrival_ = head.arrival;
+  if (!pages_.Begin(head.state, found, tokens, MaxTokens(head), num_kept_pages_)) {
+    // With slots, it may also be a slot that is missing.
+    if (!pages_.has_slots()) blocked_arrival_ = head.arrival;
     blocked_pages_ = free_pages;
     return 0;
   }
-  step.writes_past |= !found.empty() && pages_.IsNew(found.back());
-  if (limits_.share_prefixes) pages_.Publish(head.pages, known);
+  step.writes_past |= !found.pages.empty() && pages_.IsNew(found.pages.back());
+  if (limits_.share_prefixes) pages_.Publish(head.state, known, cached, found.known_rows);
   head.num_cached = cached;
   TakeHead(step);
   return tokens - cached;
@@ -55,7 +56,7 @@ void Scheduler::StartSiblings(const Sequence& first, StepRoom& room, ScheduledSt
     if (head.request != first.request || !IsFresh(head)) return;
     if (num_kept_pages_ == pages_.num_free()) return;
     ++num_kept_pages_;
-    pages_.Share(first.pages, NumTokens(head), MaxTokens(head), head.pages);
+    pages_.Share(first.state, NumTokens(head), MaxTokens(head), head.state);
     head.num_cached = NumTokens(head);
     TakeHead(step);
     --room.draws;
@@ -66,7 +67,7 @@ void Scheduler::TakeHead(ScheduledStep& step) {
   Sequence& head = *waiting_.front();
   waiting_.pop_front();
   CountWaiting(head, -1);
-  head.state = Sequence::State::kRunning;
+  head.phase = Sequence::Phase::kRunning;
   running_.push_back(&head);
   step.sequences.push_back(&head);
   if (head.sampling != nullptr) return;  // it has started before

@@ -1,14 +1,18 @@
 // The nodes, and the order in which unused pages are taken.
 #include "rollout/schedule/prefix_tree.h"
 
+#include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "common/base/check.h"
 
 namespace isobit {
 
-PrefixTree::PrefixTree(int32_t num_pages, int32_t page_size)
-    : page_size_(static_cast<size_t>(page_size)), nodes_(static_cast<size_t>(num_pages)) {}
+PrefixTree::PrefixTree(int32_t num_pages, int32_t page_size, StateSlots& slots)
+    : page_size_(static_cast<size_t>(page_size)),
+      nodes_(static_cast<size_t>(num_pages)),
+      slots_(slots) {}
 
 std::vector<int32_t> PrefixTree::Find(absl::Span<const int32_t> tokens) const {
   std::vector<int32_t> path;
@@ -58,6 +62,8 @@ void PrefixTree::Touch(absl::Span<const int32_t> path) {
   for (auto page = path.rbegin(); page != path.rend(); ++page) {
     const Node& node = nodes_[Index(*page)];
     if (node.unused) unused_.splice(unused_.end(), unused_, node.place);
+    if (node.snapshot == kNoSlot) continue;
+    snapshots_.splice(snapshots_.end(), snapshots_, node.snapshot_link);
   }
 }
 
@@ -72,6 +78,7 @@ int32_t PrefixTree::TakeOldest() {
 std::vector<int32_t> PrefixTree::TakeAll() {
   std::vector<int32_t> unused(unused_.begin(), unused_.end());
   for (Node& node : nodes_) {
+    DropSnapshot(node);
     if (node.in_tree) node = Node();
   }
   first_.clear();
@@ -84,7 +91,29 @@ void PrefixTree::Remove(int32_t page) {
   Children& siblings = node.parent == kRoot ? first_ : nodes_[Index(node.parent)].children;
   siblings.erase(node.tokens);
   unused_.erase(node.place);
+  DropSnapshot(node);
   node = Node();
+}
+
+void PrefixTree::SetSnapshot(int32_t page, int32_t slot) {
+  Node& node = nodes_[Index(page)];
+  ISOBIT_CHECK(node.in_tree && node.snapshot == kNoSlot) << "page " << page;
+  node.snapshot = slot;
+  node.snapshot_link = snapshots_.insert(snapshots_.end(), page);
+}
+
+bool PrefixTree::DropOldestSnapshot() {
+  const auto unused = std::ranges::find_if(
+      snapshots_, [this](int32_t page) { return !slots_.IsShared(SnapshotOf(page)); });
+  if (unused == snapshots_.end()) return false;
+  DropSnapshot(nodes_[Index(*unused)]);
+  return true;
+}
+
+void PrefixTree::DropSnapshot(Node& node) {
+  if (node.snapshot == kNoSlot) return;
+  snapshots_.erase(node.snapshot_link);
+  slots_.Release(std::exchange(node.snapshot, kNoSlot));
 }
 
 }  // namespace isobit

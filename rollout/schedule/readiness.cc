@@ -31,6 +31,20 @@ bool ShouldWait(absl::Span<Sequence* const> running) {
   return drafts > 0 && 2 * drafts >= fed;
 }
 
+bool DrawsCandidate(const Sequence& sequence, bool provisional) {
+  if (!sequence.request->deterministic || !sequence.guesses.empty()) return false;
+  return provisional || HasCandidates(sequence);
+}
+
+bool HasCandidates(const Sequence& sequence) {
+  return !sequence.candidates.empty() || sequence.num_pending_candidates > 0;
+}
+
+int64_t NumRows(const Sequence& sequence) {
+  if (HasCandidates(sequence)) return 1;
+  return static_cast<int64_t>(sequence.tokens.size()) + sequence.num_pending - sequence.num_cached;
+}
+
 int64_t NumTokens(const Sequence& sequence) {
   return static_cast<int64_t>(sequence.tokens.size() + sequence.candidates.size()) +
          sequence.num_pending;

@@ -25,6 +25,16 @@ Readiness ReadinessOf(const Sequence& sequence);
 // then on, each at half the speed.
 bool ShouldWait(absl::Span<Sequence* const> running);
 
+// Whether what a step draws for the sequence is a candidate: the step is provisional, or an earlier
+// one was that drew the tokens before.
+bool DrawsCandidate(const Sequence& sequence, bool provisional);
+// Whether candidates follow its tokens, pending or not.
+bool HasCandidates(const Sequence& sequence);
+
+// The rows that a step computes for the sequence, besides those of guesses. A running sequence has
+// one, or more if it could not be returned to its last right guess (StatePool::Return).
+int64_t NumRows(const Sequence& sequence);
+
 // Tokens and candidates, pending ones included.
 int64_t NumTokens(const Sequence& sequence);
 // The most tokens that the sequence can ever have.

@@ -16,7 +16,7 @@
 #include "common/config/sampling_params.h"
 #include "kernels/model/sampling.h"
 #include "kernels/ops/log_probs.h"
-#include "rollout/schedule/kv_pages.h"
+#include "rollout/schedule/state_pool.h"
 
 namespace isobit {
 
@@ -92,15 +92,15 @@ struct Request;
 // One of a request's n samples. The scheduler moves it between queue and batch. Once it is queued,
 // only the engine thread changes it; it plans steps without holding the engine's mutex.
 struct Sequence {
-  enum class State { kWaiting, kRunning, kFinished };
+  enum class Phase { kWaiting, kRunning, kFinished };
 
   Request* request = nullptr;
   uint32_t sample = 0;
-  State state = State::kWaiting;
+  Phase phase = Phase::kWaiting;
   std::vector<int32_t> tokens;                   // prompt and completion
   std::unique_ptr<SequenceSampling> sampling{};  // from its first step to its end
-  PageTable pages{};
-  int64_t num_cached = 0;  // tokens whose keys and values are in `pages`, or will be once the steps
+  SequenceState state{};
+  int64_t num_cached = 0;  // tokens whose keys and values are in `state`, or will be once the steps
                            // in flight have ended; without guesses
   uint32_t num_pending = 0;  // tokens after `tokens` that steps in flight draw, guesses or not
   int32_t last_draw = 0;     // index of its draw in the last step that drew for it

@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "rollout/schedule/guesser.h"
-#include "rollout/schedule/kv_pages.h"
 #include "rollout/schedule/request.h"
+#include "rollout/schedule/state_pool.h"
 
 namespace isobit {
 
@@ -44,7 +44,8 @@ struct SchedulerLimits {
 // pending. A sequence with nothing to compute draws from the last row of the one before it.
 struct ScheduledStep {
   std::vector<Sequence*> sequences;
-  std::vector<PageCopy> copies;  // to make before the step, in order
+  std::vector<SlotsOfStep> slots;  // of each sequence
+  std::vector<PageCopy> copies;    // to make before the step, in order
   // Whether a sequence starts with pages that the step writes for an earlier one.
   bool writes_past = false;
   // Whether other numerics than the contract's may compute it. What it draws for a deterministic
@@ -64,7 +65,7 @@ class Scheduler {
   // Needs max_running > 0 and max_batch_tokens >= max_running. Each sequence must fit alone: all
   // its tokens, including future ones, fit into max_batch_tokens and into all pages. guesser:
   // outlives the scheduler; null: no guesses.
-  Scheduler(const SchedulerLimits& limits, KvPages& pages, Guesser* guesser = nullptr);
+  Scheduler(const SchedulerLimits& limits, StatePool& pages, Guesser* guesser = nullptr);
 
   // Puts a new sequence at the end of the queue.
   void Add(Sequence& sequence);
@@ -77,7 +78,8 @@ class Scheduler {
   // is no work, or if the work has to wait for a step in flight.
   ScheduledStep Schedule();
 
-  // Frees the pages of a running sequence's wrong guesses. All its tokens are known.
+  // Returns a running sequence to the row behind its last right guess, or to an earlier one. All
+  // its tokens are known.
   void DropGuesses(Sequence& sequence);
 
   // Returns every running sequence, without its pages, to the head of the queue, in order.
@@ -104,6 +106,7 @@ class Scheduler {
   bool HeadMayStart() const { return !waiting_.empty() && waiting_.front()->arrival < hold_from_; }
 
   // batching.cc
+  ScheduledStep ChooseStep();
   // Adds to the step what goes on: first the sequences that the guesser places first, then all
   // others that can. Each gets a page for its next token; the latest ones are preempted for it.
   void GoOn(const std::vector<Sequence*>& first, StepRoom& room, ScheduledStep& step);
@@ -112,12 +115,14 @@ class Scheduler {
   void AddGuesses(size_t num_going_on, const StepRoom& room, ScheduledStep& step);
   // The free pages, less one for each running sequence, which may need it for its next token.
   int64_t FreePagesForGuesses() const;
-  // Gives a running sequence pages for all its tokens and guesses.
+  // Gives a running sequence pages and slots for all its tokens and guesses.
   bool Grow(Sequence& sequence, ScheduledStep& step);
   // Likewise, but preempts the latest sequences until there are pages. False: the latest was this
   // one.
   bool GrowOrPreempt(Sequence& sequence, ScheduledStep& step);
-  void FreePages(Sequence& sequence);
+  // Settles which slots the step's sequences read and write.
+  void ExtendAll(ScheduledStep& step);
+  void FreeState(Sequence& sequence);
   void Preempt();  // the latest running sequence
   void CountWaiting(const Sequence& sequence, int sign);
 
@@ -133,8 +138,9 @@ class Scheduler {
   void TakeHead(ScheduledStep& step);  // from the queue into the step
 
   const SchedulerLimits limits_;
-  KvPages& pages_;
+  StatePool& pages_;
   Guesser* const guesser_;
+  const bool may_be_provisional_;  // whether a step may be provisional
   // INVARIANT: arrivals ascend through running_, then waiting_ (SchedulerTest.*).
   std::vector<Sequence*> running_;
   std::deque<Sequence*> waiting_;

@@ -148,9 +148,9 @@ std::vector<SequenceLogits> ForwardHarness::Run(const std::vector<Tokens>& seque
       const auto weights = Must(ResidentWeights::Create(layout, ops->device()));
       Must(weights->Commit(Must(testing_support::PrepareBlocks(*checkpoint_, "", {weights.get()}))
                                .ranks.blocks.front()));
-      const KvCache cache =
-          Must(KvCache::Create(config_, layout.shape(), num_pages, schedule.page_size,
-                               /*shared=*/false, ops->device()));
+      const KvCache cache = Must(KvCache::Create(
+          config_, layout.shape(), {.num_pages = num_pages, .page_size = schedule.page_size},
+          ops->device()));
       Poison(cache, ops->device());
       Communicator& comm = group.rank(rank);
       GatherAllReduce all_reduce(*ops, comm, schedule.overlap_rows);

@@ -247,8 +247,8 @@ MUTATIONS = (
     choice(
         "pages: reused one position too far",
         SCHEDULE + "prefix_starts.cc",
-        "static_cast<int64_t>(found.size()) * pages_.page_size()",
-        "static_cast<int64_t>(found.size()) * pages_.page_size() + (found.empty() ? 0 : 1)",
+        "static_cast<int64_t>(found.pages.size()) * pages_.page_size()",
+        "static_cast<int64_t>(found.pages.size()) * pages_.page_size() + (found.pages.empty() ? 0 : 1)",
     ),
     edit(
         "pages: of old weights stay",
@@ -257,15 +257,15 @@ MUTATIONS = (
     ),
     edit(
         "pages: no copy before the first write",
-        SCHEDULE + "kv_pages.cc",
+        SCHEDULE + "state_pool.cc",
         (
-            "  if (!table.last_is_borrowed_) return true;",
-            "  if (!table.last_is_borrowed_ || MUTANT) return true;",
+            "  if (!state.last_is_borrowed_) return true;",
+            "  if (!state.last_is_borrowed_ || MUTANT) return true;",
         ),
     ),
     choice(
         "pages: no copy of a page in the cache",
-        SCHEDULE + "kv_pages.cc",
+        SCHEDULE + "state_pool.cc",
         "tree_.Has(last)",
         "false",
     ),
@@ -273,13 +273,13 @@ MUTATIONS = (
         "pages: the step does not say that it writes what it reads",
         SCHEDULE + "prefix_starts.cc",
         (
-            "step.writes_past |= !found.empty()",
-            "step.writes_past |= !MUTANT && !found.empty()",
+            "step.writes_past |= !found.pages.empty()",
+            "step.writes_past |= !MUTANT && !found.pages.empty()",
         ),
     ),
     edit(
         "pages: a path in use counts as old",
-        SCHEDULE + "kv_pages.cc",
+        SCHEDULE + "state_pool.cc",
         ("  tree_.Touch(path);", "  if (!MUTANT) tree_.Touch(path);"),
     ),
     choice(

@@ -20,9 +20,11 @@ class ForwardingRank : public RankExecutor {
   RankMemory memory() const override { return rank_->memory(); }
   int depth() const override { return rank_->depth(); }
   bool has_variant() const override { return rank_->has_variant(); }
-  absl::StatusOr<int32_t> KvPagesThatFit() const override { return rank_->KvPagesThatFit(); }
-  absl::Status AllocateKvCache(int32_t num_pages) override {
-    return rank_->AllocateKvCache(num_pages);
+  absl::StatusOr<CacheSize> CacheThatFits(const CacheSize& most) const override {
+    return rank_->CacheThatFits(most);
+  }
+  absl::Status AllocateKvCache(const CacheSize& size) override {
+    return rank_->AllocateKvCache(size);
   }
   absl::Status Launch(const ModelStep& step) override { return rank_->Launch(step); }
   absl::Status Collect(ModelStep& step) override { return rank_->Collect(step); }

@@ -1,7 +1,9 @@
-// Assigns rows and pages to sequences.
+// Assigns rows, pages and slots to sequences.
 #include "trainer_bridge/scorer/packed_pass.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "trainer_bridge/scorer/page_numbers.h"
 
@@ -16,7 +18,7 @@ void AppendFrom(const std::vector<int32_t>& tokens, size_t first, std::vector<in
 
 }  // namespace
 
-PackedPass::PackedPass(absl::Span<const ScoreItem> items, bool sharing) {
+PackedPass::PackedPass(absl::Span<const ScoreItem> items, bool sharing, bool has_slots) {
   PageNumbers numbers(sharing);
   std::vector<size_t> table_of_sequence;  // the first page of each sequence of the batch, in pages_
   for (const ScoreItem& item : items) {
@@ -47,6 +49,36 @@ PackedPass::PackedPass(absl::Span<const ScoreItem> items, bool sharing) {
   for (size_t s = 0; s < batch_.sequences.size(); ++s) {
     batch_.sequences[s].pages = pages_.data() + table_of_sequence[s];
   }
+  if (has_slots) CutForSlots();
+}
+
+void PackedPass::CutForSlots() {
+  const auto last_page_before = [](const SequenceRows& rows) {
+    return rows.pages[rows.first_position / kScorePageSize - 1];
+  };
+  std::map<int32_t, int32_t> slots;  // by page: the state behind it
+  for (const SequenceRows& rows : batch_.sequences) {
+    if (rows.first_position == 0) continue;
+    if (slots.try_emplace(last_page_before(rows), num_slots_ + 1).second) ++num_slots_;
+  }
+  std::vector<SequenceRows> cut;
+  for (SequenceRows rest : batch_.sequences) {
+    if (rest.first_position > 0) rest.from_slot = slots.at(last_page_before(rest));
+    const int64_t end = rest.first_position + rest.num_rows;
+    for (int64_t next = rest.first_position + kScorePageSize; next <= end; next += kScorePageSize) {
+      const auto slot = slots.find(rest.pages[next / kScorePageSize - 1]);
+      if (slot == slots.end()) continue;
+      SequenceRows rows = rest;
+      rows.num_rows = next - rest.first_position;
+      rows.to_slot = rest.from_slot = slot->second;
+      rest.first_row += rows.num_rows;
+      rest.first_position = next;
+      rest.num_rows = end - next;
+      cut.push_back(rows);
+    }
+    if (rest.num_rows > 0) cut.push_back(rest);
+  }
+  batch_.sequences = std::move(cut);
 }
 
 int64_t PackedPass::RowOf(size_t item, int64_t position) const {

@@ -67,6 +67,7 @@ ScoringRank::ScoringRank(const WeightLayout& layout, const contract::RopeTable& 
       ops_(std::move(ops)),
       chunk_rows_(chunk_rows),
       prefix_sharing_(prefix_sharing),
+      has_slots_(SlotsOf(layout.plan(), layout.shape()).bytes > 0),
       transformer_(layout, rope, *ops_, nullptr),
       full_(std::move(gather)) {}
 
@@ -77,9 +78,10 @@ absl::Status ScoringRank::Reserve(int64_t tokens) {
 
 absl::Status ScoringRank::Score(const RankShards& shards, const WeightVersion& version,
                                 absl::Span<const ScoreItem> items) {
-  const PackedPass packed(items, prefix_sharing_);
+  const PackedPass packed(items, prefix_sharing_, has_slots_);
   const absl::Status prepared =
-      items.empty() ? absl::OkStatus() : Prepare(packed.num_rows(), packed.num_pages());
+      items.empty() ? absl::OkStatus()
+                    : Prepare(packed.num_rows(), packed.num_pages(), packed.num_slots());
   GatheredPass pass(shards, full_);
   if (absl::IsResourceExhausted(prepared)) {
     for (const ScoreItem& item : items) {
@@ -114,14 +116,20 @@ absl::Status ScoringRank::Probe(const RankShards& shards, absl::Span<const int32
   return pass.Finish();
 }
 
-absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages) {
+absl::Status ScoringRank::Prepare(int64_t rows, int64_t num_pages, int32_t num_slots) {
   const ModelConfig& config = layout_.config();
-  if (!cache_ || cache_->num_pages() < num_pages) {
+  CacheSize size = {.num_pages = static_cast<int32_t>(num_pages),
+                    .page_size = static_cast<int32_t>(kScorePageSize),
+                    .num_slots = num_slots,
+                    .shared = true};
+  if (cache_) {
+    size.num_pages = std::max(size.num_pages, cache_->size().num_pages);
+    size.num_slots = std::max(size.num_slots, cache_->size().num_slots);
+  }
+  if (!cache_ || cache_->size() != size) {
     cache_.reset();
-    ISOBIT_ASSIGN_OR_RETURN(
-        cache_,
-        KvCache::Create(layout_.plan(), layout_.shape(), static_cast<int32_t>(num_pages),
-                        static_cast<int32_t>(kScorePageSize), /*shared=*/true, ops_->device()));
+    ISOBIT_ASSIGN_OR_RETURN(cache_,
+                            KvCache::Create(layout_.plan(), layout_.shape(), size, ops_->device()));
   }
   ISOBIT_RETURN_IF_ERROR(transformer_.Reserve(rows));
   const auto chunk_rows = static_cast<int64_t>(chunk_rows_);

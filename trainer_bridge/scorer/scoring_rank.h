@@ -69,7 +69,7 @@ class ScoringRank {
 
   // Allocates everything that a pass needs before it starts: allocating and freeing memory may wait
   // for the device, and during a pass the device may wait for another rank.
-  absl::Status Prepare(int64_t rows, int64_t num_pages);
+  absl::Status Prepare(int64_t rows, int64_t num_pages, int32_t num_slots = 0);
   absl::Status ScoreItems(const PackedPass& packed, const WeightVersion& version,
                           absl::Span<const ScoreItem> items, GatheredPass& pass);
   // Launches the logits of at most chunk_rows_ rows, in order within each sequence.
@@ -84,6 +84,7 @@ class ScoringRank {
   const std::unique_ptr<Backend> ops_;
   const size_t chunk_rows_;
   const bool prefix_sharing_;
+  const bool has_slots_;
   Transformer transformer_;
   FullBlocks full_;
 

@@ -64,7 +64,7 @@ std::vector<Sequence*> FastPath::TakeWindows(GuessRoom room) const {
     if (sequence->turn != Sequence::Turn::kHeld) continue;
     room.rows -= static_cast<int64_t>(sequence->candidates.size()) + 1;
     room.pages -= CeilDiv<int64_t>(NumTokens(*sequence), room.page_size) -
-                  static_cast<int64_t>(sequence->pages.size());
+                  static_cast<int64_t>(sequence->state.size());
     if (room.rows < 0 || room.pages < 0) break;
     sequence->guesses = std::exchange(sequence->candidates, {});
     sequence->guesses_were_candidates = true;
@@ -82,7 +82,11 @@ std::vector<Sequence*> FastPath::Fill(absl::Span<Sequence* const> /*running*/, s
     if (!starting.request->deterministic) starting.num_exact = NumTokens(starting);
   }
   if (verifies_) return {};
-  if (step.sequences.size() > num_going_on) return TakeWindows(room);
+  const bool exact = step.sequences.size() > num_going_on ||
+                     std::ranges::any_of(step.sequences, [](const Sequence* sequence) {
+                       return sequence->request->deterministic && NumRows(*sequence) > 1;
+                     });
+  if (exact) return TakeWindows(room);
   step.provisional = true;
   counts_.steps += num_going_on > 0 ? 1 : 0;
   return {};

@@ -149,9 +149,11 @@ class ForwardProbeFixture : public ::testing::Test {
     const contract::RopeTable rope = RopeTableOf(config_, 64);
     GatherAllReduce all_reduce(ops, comm);
     Transformer transformer(layout, rope, ops, shape.size > 1 ? &all_reduce : nullptr);
-    const KvCache cache = *KvCache::Create(config_, shape, static_cast<int32_t>(pass.pages.size()),
-                                           FaultyOps::kPageSize,
-                                           /*shared=*/true, ops.device());
+    const KvCache cache = *KvCache::Create(config_, shape,
+                                           {.num_pages = static_cast<int32_t>(pass.pages.size()),
+                                            .page_size = FaultyOps::kPageSize,
+                                            .shared = true},
+                                           ops.device());
     const Batch batch = {.ids = pass.ids, .sequences = {pass.sequence}};
     const auto rows = static_cast<int64_t>(pass.ids.size());
     GrowingBuffer<Bf16> hidden;

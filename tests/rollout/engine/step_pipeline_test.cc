@@ -32,8 +32,10 @@ class RecordingRank final : public RankExecutor {
     for (LogProbResult& result : step.results) result.token = {.id = 7, .logprob = -1.0f};
     return absl::OkStatus();
   }
-  absl::StatusOr<int32_t> KvPagesThatFit() const override { return 32; }
-  absl::Status AllocateKvCache(int32_t /*num_pages*/) override { return absl::OkStatus(); }
+  absl::StatusOr<CacheSize> CacheThatFits(const CacheSize& most) const override {
+    return CacheSize{.num_pages = 32, .page_size = most.page_size};
+  }
+  absl::Status AllocateKvCache(const CacheSize& /*size*/) override { return absl::OkStatus(); }
   RankMemory memory() const override { return {}; }
   bool has_variant() const override { return false; }
   ProbedRank* probed() override { return nullptr; }

@@ -34,8 +34,10 @@ class ClockedRank final : public RankExecutor {
 
   std::string backend() const override { return "clocked"; }
   int depth() const override { return 2; }
-  absl::StatusOr<int32_t> KvPagesThatFit() const override { return 1 << 20; }
-  absl::Status AllocateKvCache(int32_t /*num_pages*/) override { return absl::OkStatus(); }
+  absl::StatusOr<CacheSize> CacheThatFits(const CacheSize& most) const override {
+    return CacheSize{.num_pages = 1 << 20, .page_size = most.page_size};
+  }
+  absl::Status AllocateKvCache(const CacheSize& /*size*/) override { return absl::OkStatus(); }
 
   absl::Status Launch(const ModelStep& step) override {
     const auto sequences = static_cast<double>(step.batch.sequences.size());

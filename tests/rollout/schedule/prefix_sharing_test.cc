@@ -12,9 +12,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "rollout/schedule/kv_pages.h"
 #include "rollout/schedule/prefix_tree.h"
 #include "rollout/schedule/scheduler.h"
+#include "rollout/schedule/state_pool.h"
 
 namespace isobit {
 namespace {
@@ -39,7 +39,8 @@ class PrefixSharingTest : public testing::Test {
  protected:
   void SetUpScheduler(int32_t num_pages, size_t max_running = 16, int64_t max_batch_tokens = 1000,
                       int32_t max_cached = 1 << 20) {
-    pages_ = std::make_unique<KvPages>(num_pages, kPageSize, max_cached);
+    pages_ = std::make_unique<StatePool>(
+        PoolSize{.num_pages = num_pages, .page_size = kPageSize, .max_cached = max_cached});
     scheduler_ = std::make_unique<Scheduler>(
         SchedulerLimits{.max_running = max_running, .max_batch_tokens = max_batch_tokens}, *pages_);
     slots_.assign(static_cast<size_t>(num_pages) * kPageSize, 0);
@@ -69,7 +70,7 @@ class PrefixSharingTest : public testing::Test {
   using StepInFlight = std::vector<Launched>;
 
   Content& Slot(const Sequence& sequence, int64_t position) {
-    const auto page = static_cast<size_t>(sequence.pages.data()[position / kPageSize]);
+    const auto page = static_cast<size_t>(sequence.state.data()[position / kPageSize]);
     return slots_[page * kPageSize + static_cast<size_t>(position % kPageSize)];
   }
 
@@ -135,7 +136,7 @@ class PrefixSharingTest : public testing::Test {
   void Commit(const StepInFlight& step) {
     for (const auto& [sequence, drawn] : step) {
       std::vector<int32_t>& pending = pending_[sequence];
-      if (sequence->state == Sequence::State::kFinished) continue;
+      if (sequence->phase == Sequence::Phase::kFinished) continue;
       EXPECT_EQ(pending.front(), drawn);
       pending.erase(pending.begin());
       --sequence->num_pending;
@@ -158,7 +159,7 @@ class PrefixSharingTest : public testing::Test {
 
   void Finish(Request& request) {
     for (const auto& sequence : request.samples) {
-      if (sequence->state != Sequence::State::kFinished) scheduler_->Remove(*sequence);
+      if (sequence->phase != Sequence::Phase::kFinished) scheduler_->Remove(*sequence);
     }
   }
 
@@ -167,7 +168,7 @@ class PrefixSharingTest : public testing::Test {
     EXPECT_EQ(wrong_early_, 0) << "positions read before their own step wrote them";
   }
 
-  std::unique_ptr<KvPages> pages_;
+  std::unique_ptr<StatePool> pages_;
   std::vector<std::unique_ptr<Request>> requests_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<Content> slots_;  // [pages, kPageSize]
@@ -264,7 +265,7 @@ TEST_F(PrefixSharingTest, APublishedPageIsCopiedThoughNobodyElseHasIt) {
   scheduler_->Remove(owner);
   Add(conversation);
   Step();
-  EXPECT_EQ(late.state, Sequence::State::kRunning);
+  EXPECT_EQ(late.phase, Sequence::Phase::kRunning);
   EXPECT_THAT(step_.copies, SizeIs(1));
   EXPECT_EQ(requests_.back()->samples[0]->num_cached_prompt_tokens, 4u);
   Step();
@@ -324,7 +325,7 @@ TEST_F(PrefixSharingTest, CachedPagesYieldBeforeAnybodyIsPreempted) {
   Add(Tokens(24, 100));
   Step();
   EXPECT_EQ(pages_->num_cached(), 2) << "the end of the old prompt went first";
-  EXPECT_THAT(pages_->Find(Tokens(16)), SizeIs(2));
+  EXPECT_THAT(pages_->Find(Tokens(16)).pages, SizeIs(2));
   Step();
   for (const Sequence* sequence : step_.sequences) EXPECT_EQ(sequence->num_preemptions, 0u);
   ExpectRightReads();
@@ -343,9 +344,9 @@ TEST_F(PrefixSharingTest, TheLeastRecentlyUsedGoesFirst) {
   Finish(again);
   Add(Tokens(20, 900), 1);  // 5 pages, of which 3 were free
   Step();
-  EXPECT_THAT(pages_->Find(Tokens(8, 100)), SizeIs(2));
-  EXPECT_THAT(pages_->Find(Tokens(8, 200)), IsEmpty());
-  EXPECT_THAT(pages_->Find(Tokens(8, 300)), SizeIs(2));
+  EXPECT_THAT(pages_->Find(Tokens(8, 100)).pages, SizeIs(2));
+  EXPECT_THAT(pages_->Find(Tokens(8, 200)).pages, IsEmpty());
+  EXPECT_THAT(pages_->Find(Tokens(8, 300)).pages, SizeIs(2));
   ExpectRightReads();
 }
 
@@ -367,7 +368,7 @@ TEST_F(PrefixSharingTest, KeepsNoMoreUnusedPagesThanItMay) {
   Step();
   Finish(request);
   EXPECT_EQ(pages_->num_cached(), 3);
-  EXPECT_THAT(pages_->Find(Tokens(20)), SizeIs(3)) << "the beginning";
+  EXPECT_THAT(pages_->Find(Tokens(20)).pages, SizeIs(3)) << "the beginning";
   Request& two = Add(Tokens(8, 50), 10, 2);
   Step();
   Finish(two);
@@ -431,7 +432,7 @@ class PrefixSharingDepthTest : public PrefixSharingTest,
     std::vector<int32_t> counts(kPages, 0);
     for (const Request* request : live_) {
       for (const auto& sequence : request->samples) {
-        for (const int32_t page : sequence->pages) ++counts[static_cast<size_t>(page)];
+        for (const int32_t page : sequence->state) ++counts[static_cast<size_t>(page)];
       }
     }
     int32_t unused = 0;
@@ -448,13 +449,13 @@ class PrefixSharingDepthTest : public PrefixSharingTest,
     std::erase_if(live_, [&](Request* request) {
       bool ended = true;
       for (const auto& sequence : request->samples) {
-        if (sequence->state != Sequence::State::kFinished &&
+        if (sequence->phase != Sequence::Phase::kFinished &&
             sequence->tokens.size() == request->num_prompt_tokens + request->max_tokens) {
           history_.push_back(sequence->tokens);
           num_preemptions_ += sequence->num_preemptions;
           scheduler_->Remove(*sequence);
         }
-        ended &= sequence->state == Sequence::State::kFinished;
+        ended &= sequence->phase == Sequence::Phase::kFinished;
       }
       return ended;
     });
@@ -485,7 +486,7 @@ TEST_P(PrefixSharingDepthTest, KeepsCountsOverRandomOperations) {
     if (random_() % 16 == 0 && !live_.empty()) {
       const Request& request = *live_[random_() % live_.size()];
       Sequence& sequence = *request.samples[random_() % request.samples.size()];
-      if (sequence.state != Sequence::State::kFinished) scheduler_->Remove(sequence);
+      if (sequence.phase != Sequence::Phase::kFinished) scheduler_->Remove(sequence);
     }
     if (random_() % 300 == 0) scheduler_->PreemptAll();
     if (random_() % 300 == 0 && in_flight.empty()) SwitchWeights();
@@ -520,7 +521,8 @@ TEST_P(PrefixSharingDepthTest, KeepsCountsOverRandomOperations) {
 }
 
 TEST(PrefixTreeTest, KeepsThePageThatIsThere) {
-  PrefixTree tree(10, 2);
+  StateSlots slots(0, 1);
+  PrefixTree tree(10, 2, slots);
   const int32_t first[] = {0, 1};
   const int32_t second[] = {2, 3, 4};
   EXPECT_THAT(tree.Enter({7, 8, 9, 10, 11}, first), ElementsAre(0, 1));
@@ -532,7 +534,8 @@ TEST(PrefixTreeTest, KeepsThePageThatIsThere) {
 }
 
 TEST(PrefixTreeTest, TakesTheOldestFromTheEnd) {
-  PrefixTree tree(10, 1);
+  StateSlots slots(0, 1);
+  PrefixTree tree(10, 1, slots);
   const int32_t pages[] = {0, 1, 2};
   tree.Enter({5, 6, 7}, pages);
   for (const int32_t page : {2, 1, 0}) tree.SetUnused(page);
@@ -548,9 +551,9 @@ TEST(PrefixTreeTest, TakesTheOldestFromTheEnd) {
   EXPECT_THAT(tree.Find({5}), IsEmpty());
 }
 
-TEST(KvPagesDeathTest, ForgetsNoPageInUse) {
-  KvPages pages(3, 4);
-  PageTable table;
+TEST(StatePoolDeathTest, ForgetsNoPageInUse) {
+  StatePool pages({.num_pages = 3, .page_size = 4});
+  SequenceState table;
   ASSERT_TRUE(pages.Grow(table, 8, 12));
   EXPECT_DEATH(pages.Forget(), "pages in use");
 }

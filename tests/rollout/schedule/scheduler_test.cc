@@ -32,7 +32,7 @@ std::unique_ptr<Request> MakeRequest(size_t num_prompt, uint32_t max_tokens, uin
 class SchedulerTest : public testing::Test {
  protected:
   void SetUpScheduler(int32_t num_pages, size_t max_running = 8, int64_t max_batch_tokens = 1000) {
-    pages_ = std::make_unique<KvPages>(num_pages, 4);
+    pages_ = std::make_unique<StatePool>(PoolSize{.num_pages = num_pages, .page_size = 4});
     scheduler_ = std::make_unique<Scheduler>(SchedulerLimits{.max_running = max_running,
                                                              .max_batch_tokens = max_batch_tokens,
                                                              .share_prefixes = false},
@@ -66,7 +66,7 @@ class SchedulerTest : public testing::Test {
   // Does what the engine does when it has collected a step: each sequence gets its token.
   static void Commit(const std::vector<Sequence*>& batch) {
     for (Sequence* sequence : batch) {
-      if (sequence->state == Sequence::State::kFinished) continue;
+      if (sequence->phase == Sequence::Phase::kFinished) continue;
       --sequence->num_pending;
       sequence->tokens.push_back(9);
     }
@@ -78,7 +78,7 @@ class SchedulerTest : public testing::Test {
     return batch;
   }
 
-  std::unique_ptr<KvPages> pages_;
+  std::unique_ptr<StatePool> pages_;
   std::vector<std::unique_ptr<Request>> requests_;
   std::unique_ptr<Scheduler> scheduler_;
 };
@@ -87,7 +87,7 @@ TEST_F(SchedulerTest, PrefillsWholePromptsBesideDecodes) {
   SetUpScheduler(100);
   Sequence& a = Add(10);
   EXPECT_THAT(Step(), ElementsAre(&a));
-  EXPECT_EQ(a.pages.size(), 3u);
+  EXPECT_EQ(a.state.size(), 3u);
   Sequence& b = Add(5);
   const std::vector<Sequence*> batch = scheduler_->Schedule().sequences;
   EXPECT_THAT(batch, ElementsAre(&a, &b));
@@ -145,11 +145,11 @@ TEST_F(SchedulerTest, PreemptsTheLatestAndRecomputesItFirst) {
   // a takes the last page; b and c need one each, so c is preempted.
   EXPECT_THAT(Step(), ElementsAre(&a, &b));
   EXPECT_EQ(c.num_preemptions, 1u);
-  EXPECT_EQ(c.state, Sequence::State::kWaiting);
-  EXPECT_TRUE(c.pages.empty());
+  EXPECT_EQ(c.phase, Sequence::Phase::kWaiting);
+  EXPECT_TRUE(c.state.empty());
   EXPECT_EQ(c.num_cached, 0);
   EXPECT_EQ(c.tokens.size(), 5u) << "what it generated is its prompt now";
-  EXPECT_EQ(newcomer.state, Sequence::State::kWaiting);
+  EXPECT_EQ(newcomer.phase, Sequence::Phase::kWaiting);
   scheduler_->Remove(a);
   EXPECT_THAT(Step(), ElementsAre(&b, &c)) << "c before the newcomer, for which no page is left";
   EXPECT_EQ(c.num_cached, 5);
@@ -220,12 +220,12 @@ TEST_F(SchedulerTest, RunsAheadOfPendingTokens) {
   SetUpScheduler(100);
   Sequence& a = Add(4);
   const auto first = Launch();
-  EXPECT_EQ(a.pages.size(), 1u);
+  EXPECT_EQ(a.state.size(), 1u);
   Sequence& b = Add(3);
   const auto second = Launch();
   EXPECT_THAT(second, ElementsAre(&a, &b));
   EXPECT_EQ(a.num_cached, 5);
-  EXPECT_EQ(a.pages.size(), 2u) << "a page for the token to come";
+  EXPECT_EQ(a.state.size(), 2u) << "a page for the token to come";
   Commit(first);
   EXPECT_THAT(Launch(), ElementsAre(&a, &b));
 }
@@ -273,14 +273,14 @@ TEST_F(SchedulerTest, PreemptsASequenceWhoseTokenIsPending) {
   Sequence& b = Add(4);
   const auto first = Launch();
   EXPECT_THAT(first, ElementsAre(&a, &b));
-  const int32_t* const pages_of_b = b.pages.data();
+  const int32_t* const pages_of_b = b.state.data();
   const int32_t page_of_b = pages_of_b[0];
   const auto second = Launch();  // b takes the last page
   EXPECT_THAT(second, ElementsAre(&a, &b));
   Commit(first);
   const auto third = Launch();  // a needs one
   EXPECT_THAT(third, ElementsAre(&a));
-  EXPECT_EQ(b.state, Sequence::State::kWaiting);
+  EXPECT_EQ(b.phase, Sequence::Phase::kWaiting);
   EXPECT_EQ(b.num_pending, 1u);
   EXPECT_EQ(scheduler_->num_waiting_tokens(), 6);
   EXPECT_EQ(pages_of_b[0], page_of_b) << "the second step may still read it";
@@ -330,7 +330,7 @@ TEST_P(SchedulerDepthTest, LeaksNoPageOverRandomOperations) {
       const bool starts = sequence->num_cached - num_cached[sequence] > 1;
       tokens += sequence->num_cached - (starts ? 0 : num_cached[sequence]);
       EXPECT_LE(sequence->num_pending, starts ? 1u : GetParam());
-      EXPECT_EQ(static_cast<int64_t>(sequence->pages.size()),
+      EXPECT_EQ(static_cast<int64_t>(sequence->state.size()),
                 pages_->PagesFor(sequence->num_cached));
     }
     EXPECT_LE(tokens, 96);
@@ -338,8 +338,8 @@ TEST_P(SchedulerDepthTest, LeaksNoPageOverRandomOperations) {
     std::set<int32_t> held;
     size_t num_held = 0;
     for (const Sequence* sequence : live) {
-      held.insert(sequence->pages.begin(), sequence->pages.end());
-      num_held += sequence->pages.size();
+      held.insert(sequence->state.begin(), sequence->state.end());
+      num_held += sequence->state.size();
     }
     EXPECT_EQ(held.size(), num_held) << "a page in two tables";
     EXPECT_EQ(static_cast<int32_t>(num_held), kPages - pages_->num_free()) << "a page leaked";
@@ -348,7 +348,7 @@ TEST_P(SchedulerDepthTest, LeaksNoPageOverRandomOperations) {
     if (in_flight.empty() || (in_flight.size() < GetParam() && !batch.empty())) continue;
     Commit(in_flight.front());
     for (Sequence* sequence : in_flight.front()) {
-      if (sequence->state != Sequence::State::kFinished &&
+      if (sequence->phase != Sequence::Phase::kFinished &&
           sequence->tokens.size() ==
               sequence->request->num_prompt_tokens + sequence->request->max_tokens) {
         scheduler_->Remove(*sequence);
@@ -357,9 +357,9 @@ TEST_P(SchedulerDepthTest, LeaksNoPageOverRandomOperations) {
     }
     in_flight.pop_front();
     std::erase_if(live, [&](const Sequence* sequence) {
-      if (sequence->state == Sequence::State::kFinished)
+      if (sequence->phase == Sequence::Phase::kFinished)
         num_preemptions += sequence->num_preemptions;
-      return sequence->state == Sequence::State::kFinished;
+      return sequence->phase == Sequence::Phase::kFinished;
     });
   }
   EXPECT_GT(num_preemptions, 100u) << "the test must exercise preemption";
@@ -370,22 +370,22 @@ TEST_P(SchedulerDepthTest, LeaksNoPageOverRandomOperations) {
   EXPECT_EQ(scheduler_->num_waiting_tokens(), 0);
 }
 
-TEST(KvPagesTest, GrowsWhollyOrNotAtAll) {
-  KvPages pages(3, 4);
-  PageTable table;
+TEST(StatePoolTest, GrowsWhollyOrNotAtAll) {
+  StatePool pages({.num_pages = 3, .page_size = 4});
+  SequenceState table;
   EXPECT_TRUE(pages.Grow(table, 5, 12));
   EXPECT_EQ(table.size(), 2u);
   EXPECT_TRUE(pages.Grow(table, 8, 12)) << "already covered";
   EXPECT_EQ(table.size(), 2u);
-  PageTable other;
+  SequenceState other;
   EXPECT_FALSE(pages.Grow(other, 8, 12));
   EXPECT_TRUE(other.empty());
   EXPECT_EQ(pages.num_free(), 1);
 }
 
-TEST(KvPagesTest, NumbersStayInPlace) {
-  KvPages pages(100, 1);
-  PageTable table;
+TEST(StatePoolTest, NumbersStayInPlace) {
+  StatePool pages({.num_pages = 100, .page_size = 1});
+  SequenceState table;
   ASSERT_TRUE(pages.Grow(table, 1, 100));
   const int32_t* const numbers = table.data();
   for (int64_t tokens = 2; tokens <= 100; ++tokens) {
@@ -398,9 +398,10 @@ TEST(KvPagesTest, NumbersStayInPlace) {
   EXPECT_EQ(std::vector<int32_t>(numbers, numbers + 100), before);
 }
 
-TEST(KvPagesDeathTest, RefusesADoubleFree) {
-  KvPages pages(3, 4), others(3, 4);
-  PageTable table;
+TEST(StatePoolDeathTest, RefusesADoubleFree) {
+  const PoolSize size = {.num_pages = 3, .page_size = 4};
+  StatePool pages(size), others(size);
+  SequenceState table;
   ASSERT_TRUE(pages.Grow(table, 8, 12));
   EXPECT_DEATH(others.Free(table), "freed twice") << "there they are free";
 }

@@ -3,6 +3,8 @@
 #include "trainer_bridge/scorer/packed_pass.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -39,17 +41,18 @@ std::vector<ScoreItem> ItemsOf(const std::vector<ScoreInput>& inputs) {
 }
 
 int64_t RowsOf(const std::vector<ScoreInput>& inputs) {
-  return PackedPass(ItemsOf(inputs), true).num_rows();
+  return PackedPass(ItemsOf(inputs), true, false).num_rows();
 }
 
-// What must hold of every pass. Checks each sequence's tokens and each page's writer.
-void ExpectSound(const std::vector<ScoreInput>& inputs, bool sharing) {
+// What must hold of every pass. Checks each sequence's tokens and each page's and slot's writer.
+void ExpectSound(const std::vector<ScoreInput>& inputs, bool sharing, bool has_slots) {
   const std::vector<ScoreItem> items = ItemsOf(inputs);
-  const PackedPass pass(items, sharing);
+  const PackedPass pass(items, sharing, has_slots);
   const Batch& batch = pass.batch();
   // The tokens before a position, as the page tables say, by row.
   std::vector<Tokens> history_of_row(batch.ids.size());
   std::vector<Tokens> page_history(static_cast<size_t>(pass.num_pages()));  // up to its last token
+  std::map<int32_t, Tokens> slot_history;
   int64_t next_row = 0;
   bool reads_past = false;
   for (const SequenceRows& s : batch.sequences) {
@@ -64,6 +67,10 @@ void ExpectSound(const std::vector<ScoreInput>& inputs, bool sharing) {
       history = page_history[before];
       ASSERT_EQ(static_cast<int64_t>(history.size()), s.first_position) << "not written before";
     }
+    ASSERT_EQ(s.from_slot != kNoSlot, has_slots && s.first_position > 0);
+    if (s.from_slot != kNoSlot) {
+      ASSERT_EQ(slot_history.at(s.from_slot), history) << "another state";
+    }
     for (int64_t i = 0; i < s.num_rows; ++i) {
       const auto row = static_cast<size_t>(s.first_row + i);
       history.push_back(batch.ids[row]);
@@ -73,7 +80,13 @@ void ExpectSound(const std::vector<ScoreInput>& inputs, bool sharing) {
       ASSERT_TRUE(page_history[page].size() < history.size()) << "written twice";
       page_history[page] = history;
     }
+    if (s.to_slot != kNoSlot) {
+      ASSERT_TRUE(has_slots);
+      ASSERT_TRUE(s.to_slot > kCutSlot && s.to_slot <= pass.num_slots()) << s.to_slot;
+      ASSERT_TRUE(slot_history.emplace(s.to_slot, history).second) << "written twice";
+    }
   }
+  EXPECT_EQ(std::ssize(slot_history), pass.num_slots());
   EXPECT_EQ(next_row, pass.num_rows());
   EXPECT_EQ(batch.writes_past, reads_past);
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -109,8 +122,8 @@ TEST(PackedPassTest, FindsEveryPositionInRandomMixes) {
       inputs[i] = {Tokens(tokens.begin(), tokens.begin() + prompt),
                    Tokens(tokens.begin() + prompt, tokens.end())};
     }
-    ExpectSound(inputs, true);
-    ExpectSound(inputs, false);
+    for (const bool slots : {false, true}) ExpectSound(inputs, true, slots);
+    for (const bool slots : {false, true}) ExpectSound(inputs, false, slots);
   }
 }
 
@@ -119,7 +132,7 @@ TEST(PackedPassTest, ComputesAPromptOnce) {
   std::vector<ScoreInput> inputs;
   for (int32_t i = 0; i < 8; ++i) inputs.push_back({prompt, Range(5000 + 300 * i, 256)});
   EXPECT_EQ(RowsOf(inputs), 1024 + 8 * 256);
-  ExpectSound(inputs, true);
+  for (const bool slots : {false, true}) ExpectSound(inputs, true, slots);
 }
 
 TEST(PackedPassTest, ComputesAPartlyFilledPageForEachSequence) {
@@ -132,7 +145,8 @@ TEST(PackedPassTest, ASequenceMayHaveNoRowsOfItsOwn) {
   EXPECT_EQ(RowsOf({{Range(0, 30), {1, 2}}, {Range(0, 30), {1, 2}}}), 32);
   EXPECT_EQ(RowsOf({{Range(0, 48), {}}, {Range(0, 16), {}}}), 48);
   EXPECT_EQ(RowsOf({{Range(0, 16), {}}, {Range(0, 48), {}}}), 48);
-  ExpectSound({{Range(0, 48), {}}, {Range(0, 16), {}}, {Range(0, 48), {9}}}, true);
+  for (const bool slots : {false, true})
+    ExpectSound({{Range(0, 48), {}}, {Range(0, 16), {}}, {Range(0, 48), {9}}}, true, slots);
 }
 
 TEST(PackedPassTest, APageIsAnothersOnlyIfAllBeforeItIs) {
@@ -143,10 +157,11 @@ TEST(PackedPassTest, APageIsAnothersOnlyIfAllBeforeItIs) {
 
 TEST(PackedPassTest, SaysThatTheStepWritesWhatItsSequencesRead) {
   const std::vector<ScoreInput> alike = {{Range(0, 17), {}}, {Range(0, 18), {}}};
-  EXPECT_TRUE(PackedPass(ItemsOf(alike), true).batch().writes_past);
-  EXPECT_FALSE(PackedPass(ItemsOf(alike), false).batch().writes_past);
-  EXPECT_FALSE(
-      PackedPass(ItemsOf({{Range(0, 17), {}}, {Range(1, 18), {}}}), true).batch().writes_past);
+  EXPECT_TRUE(PackedPass(ItemsOf(alike), true, false).batch().writes_past);
+  EXPECT_FALSE(PackedPass(ItemsOf(alike), false, false).batch().writes_past);
+  EXPECT_FALSE(PackedPass(ItemsOf({{Range(0, 17), {}}, {Range(1, 18), {}}}), true, false)
+                   .batch()
+                   .writes_past);
 }
 
 }  // namespace

@@ -204,7 +204,8 @@ SequenceScore ScoreByDefinition(const std::string& model_directory, const ScoreI
   std::iota(pages.begin(), pages.end(), 0);
   batch.sequences = {{.first_row = 0, .num_rows = rows, .pages = pages.data()}};
   const KvCache cache = Must(
-      KvCache::Create(config, layout.shape(), static_cast<int32_t>(rows), 1, false, ops->device()));
+      KvCache::Create(config, layout.shape(),
+                      {.num_pages = static_cast<int32_t>(rows), .page_size = 1}, ops->device()));
   std::vector<Bf16> hidden(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden_size));
   Must(transformer.Forward(batch, *weights, cache, hidden.data()));
 

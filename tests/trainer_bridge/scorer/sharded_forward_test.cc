@@ -72,8 +72,9 @@ class ShardedForwardTest : public testing::Test {
     ThreadGroup alone(1);
     GatherAllReduce all_reduce(*ops, alone.rank(0), overlap_rows);
     Transformer transformer(layout, rope, *ops, &all_reduce);
-    const KvCache cache = *KvCache::Create(config_, layout.shape(), kRows / kPageSize, kPageSize,
-                                           /*shared=*/true, ops->device());
+    const KvCache cache = *KvCache::Create(
+        config_, layout.shape(),
+        {.num_pages = kRows / kPageSize, .page_size = kPageSize, .shared = true}, ops->device());
     const int32_t pages[] = {0, 1, 2};
     Batch batch;
     for (int64_t row = 0; row < kRows; ++row) batch.ids.push_back(static_cast<int32_t>(row % 7));
