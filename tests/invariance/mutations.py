@@ -40,6 +40,10 @@ TESTS = (
     "fast_path_test",
     "speculation_test",
     "speculation_soak_test",
+    "block_list_test",
+    "engine_slots_test",
+    "guessed_slots_test",
+    "scorer_slots_test",
 )
 SWITCH = """// Which error is switched on; included into every source.
 #pragma once
@@ -289,6 +293,67 @@ MUTATIONS = (
         "tokens",
     ),
     edit(
+        "pages: entered behind pages of others",
+        SCHEDULE + "state_pool.cc",
+        (
+            "  if (std::equal(path.begin(), path.end(), state.begin())) {",
+            "  if (std::equal(path.begin(), path.end(), state.begin()) || MUTANT) {",
+        ),
+    ),
+    edit(
+        "schedule: an empty step after a preemption",
+        SCHEDULE + "batching.cc",
+        ("while (step.sequences.empty() &&", "while (!MUTANT && step.sequences.empty() &&"),
+    ),
+    edit(
+        "slots: a shared one is written",
+        SCHEDULE + "state_pool.cc",
+        ("!slots_.IsShared(state.slot_)", "(!slots_.IsShared(state.slot_) || MUTANT)"),
+    ),
+    edit(
+        "slots: free before the step that reads them",
+        SCHEDULE + "state_pool.cc",
+        (
+            "    slots_.ReleaseAfterStep(state.slot_);",
+            "    MUTANT ? slots_.Release(state.slot_) : slots_.ReleaseAfterStep(state.slot_);",
+        ),
+    ),
+    choice(
+        "slots: a snapshot one page too far",
+        SCHEDULE + "state_pool.cc",
+        "path[num_pages - 1]",
+        "path[num_pages < 2 ? 0 : num_pages - 2]",
+    ),
+    edit(
+        "slots: the state behind wrong guesses stays",
+        SCHEDULE + "state_pool.cc",
+        (
+            "  if (!slots_.Serves(state.slot_row_, row)) {",
+            "  if (!slots_.Serves(state.slot_row_, row) && !MUTANT) {",
+        ),
+    ),
+    choice(
+        "slots: the state behind guesses is the one to return to",
+        SCHEDULE + "state_pool.cc",
+        "slots.cut = state.spare_row_ = certain",
+        "(state.spare_row_ = certain, slots.cut = end - 1)",
+    ),
+    edit(
+        "slots: candidates change the state",
+        SCHEDULE + "state_pool.cc",
+        (".to = state.spare_}", ".to = MUTANT ? state.slot_ : state.spare_}"),
+    ),
+    edit(
+        "slots: lost between the halves of a step",
+        "kernels/blocks/step_halves.cc",
+        ("if (first > s.first_row) cut_rows", "if (first > s.first_row && !MUTANT) cut_rows"),
+    ),
+    edit(
+        "slots: a scored sequence begins from nothing",
+        "trainer_bridge/scorer/packed_pass.cc",
+        ("if (rest.first_position > 0) rest", "if (rest.first_position > 0 && !MUTANT) rest"),
+    ),
+    edit(
         "guesses: one noise for all draws of a step",
         "kernels/model/sampling.cc",
         (
@@ -337,11 +402,8 @@ MUTATIONS = (
     ),
     edit(
         "guesses: pages of wrong ones are not freed",
-        SCHEDULE + "batching.cc",
-        (
-            "  pages_.Trim(sequence.pages, NumTokens(sequence));",
-            "  if (!MUTANT) pages_.Trim(sequence.pages, NumTokens(sequence));",
-        ),
+        SCHEDULE + "state_pool.cc",
+        ("while (state.size_ > needed)", "while (!MUTANT && state.size_ > needed)"),
     ),
     edit(
         "guesses: they take the pages that others need",
@@ -371,10 +433,10 @@ MUTATIONS = (
     ),
     edit(
         "fast path: what follows a candidate is not verified",
-        ENGINE + "step_pipeline.cc",
+        SCHEDULE + "readiness.cc",
         (
-            "return step.variant || !sequence.candidates.empty()",
-            "return step.variant || (MUTANT ? false : !sequence.candidates.empty())",
+            "return provisional || HasCandidates(sequence)",
+            "return provisional || (!MUTANT && HasCandidates(sequence))",
         ),
     ),
     edit(

@@ -29,9 +29,9 @@ bool IsEmpty(const LinearArgs& args) { return args.m == 0 || args.weight.shape.n
 }  // namespace
 
 // y = round(combine(leaves of x W^T) + bias), see LinearArgs. All pointers are to GPU memory, and
-// weight.packed has PackLinear's layout, at a multiple of 128 bytes. Needs no workspace. Ignores
-// args.mode: the leaves are the contract's. Fast if x and ldx are multiples of 16 bytes; otherwise
-// a slower kernel is used. If m or n is 0, launches nothing. INTERNAL: CUDA refused the launch.
+// weight.packed has PackLinear's layout, at a multiple of 128 bytes. Needs no workspace. Fast if x
+// and ldx are multiples of 16 bytes; otherwise a slower kernel is used. If m or n is 0, launches
+// nothing. INTERNAL: CUDA refused the launch.
 absl::Status Run(const LinearArgs& args, const Stream& stream) {
   if (IsEmpty(args)) return absl::OkStatus();
   const bool mappable = Mappable(args.x, args.ldx);
