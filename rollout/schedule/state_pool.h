@@ -84,8 +84,8 @@ class StatePool {
   // The number of pages for positions [0, tokens).
   int64_t PagesFor(int64_t tokens) const { return (tokens + page_size_ - 1) / page_size_; }
 
-  // Makes `table` cover positions [0, tokens). It will never cover more than `max_tokens`. Takes
-  // free pages first, then the least recently used cached ones. False: there are too few, and
+  // Makes the pages cover positions [0, tokens). They will never cover more than `max_tokens`.
+  // Takes free pages first, then the least recently used cached ones. False: there are too few, and
   // nothing has changed.
   bool Grow(SequenceState& state, int64_t tokens, int64_t max_tokens);
 
@@ -100,7 +100,7 @@ class StatePool {
   // [0, tokens), as Grow and ReserveSlots do. Leaves at least `left` pages free.
   bool Begin(SequenceState& state, const Prefix& found, int64_t tokens, int64_t max_tokens,
              int64_t left);
-  // Lets other sequences find the whole pages of `tokens`. The table's pages hold these tokens, or
+  // Lets other sequences find the whole pages of `tokens`. The state's pages hold these tokens, or
   // will hold them once the steps scheduled so far have ended. If there is a slot for it, the
   // coming step, which computes the rows from first_row on, leaves a snapshot at the row
   // known_rows if that is behind first_row, or else at the last page's end from which others can
@@ -112,7 +112,7 @@ class StatePool {
   bool IsNew(int32_t page) const;
   void BeginStep();
 
-  // Fills the empty table `to` with all that `from` will have after the coming step: pages for
+  // Fills the empty state `to` with all that `from` will have after the coming step: pages for
   // positions [0, tokens) and nothing more, and the slot. If the last page is filled in part, it is
   // borrowed.
   void Share(const SequenceState& from, int64_t tokens, int64_t max_tokens, SequenceState& to);
@@ -153,7 +153,6 @@ class StatePool {
   int32_t page_size() const { return page_size_; }
   int32_t count(int32_t page) const { return counts_[Index(page)]; }  // tables that have it
   bool has_slots() const { return slots_.exist(); }
-  int32_t num_free_slots() const { return slots_.num_free(); }  // without snapshots
 
  private:
   static size_t Index(int32_t page) { return static_cast<size_t>(page); }

@@ -18,7 +18,6 @@ class StateSlots {
   StateSlots(int32_t num_slots, int32_t rows);
 
   bool exist() const { return !counts_.empty(); }
-  int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
   // A free slot, held once; kNoSlot: none is free.
   int32_t Take();
   void Share(int32_t slot) { ++counts_[Index(slot)]; }
