@@ -148,8 +148,8 @@ TEST_P(ScorerSlotsTest, AnyOrderOfAlikeSequences) {
   PlanScorer scorer = MakeScorer(1, true);
   for (int order = 0; order < 6; ++order) {
     EXPECT_EQ(scorer.Score(inputs, FullOptions()), expected) << order;
-    std::ranges::rotate(inputs, inputs.begin() + 5);
-    std::ranges::rotate(expected, expected.begin() + 5);
+    std::rotate(inputs.begin(), inputs.begin() + 5, inputs.end());
+    std::rotate(expected.begin(), expected.begin() + 5, expected.end());
     if (order == 2) {
       std::ranges::reverse(inputs);
       std::ranges::reverse(expected);
@@ -165,7 +165,7 @@ TEST_P(ScorerSlotsTest, APromptsStateIsComputedOnce) {
     input.prompt.resize(prompt_tokens);
     std::vector<ScoreInput> inputs;
     for (int32_t i = 0; i < 6; ++i) {
-      input.completion.assign(static_cast<size_t>(10 + i), 20 + i);
+      input.completion.assign(10 + static_cast<size_t>(i), 20 + i);
       inputs.push_back(input);
     }
     PlanScorer scorer = MakeScorer(1, true);
