@@ -12,7 +12,8 @@ decides: the file, each file of the repository and of the build that it includes
 .clang-tidy, and the versions of clang-tidy and of the installed libraries. So a second run takes seconds,
 and a run that ended early is continued by the next. Files for which no time was left are named.
 
-The build directory says how each file is compiled; files that it does not compile (CUDA) are left out.
+The build directory says how each file is compiled; files that it does not compile (CUDA) are left out, and
+so are the generated ones in it.
 Exits with 1 if clang-tidy finds anything.
 """
 
@@ -61,6 +62,8 @@ class Sources:
         self.commands = {}  # by name from the root
         for entry in json.loads((build / "compile_commands.json").read_text()):
             path = (Path(entry["directory"]) / entry["file"]).resolve()
+            if path.is_relative_to(build):  # generated
+                continue
             self.commands[os.path.relpath(path, ROOT)] = shlex.split(entry["command"])
         tidy = output_of("clang-tidy", "--version")
         libraries = output_of("dpkg-query", "--show", "*-dev")

@@ -43,6 +43,7 @@ class LintChangedTest(unittest.TestCase):
         self.write("b.cc", '#include "d/shared.h"\n')
         self.write("c.cc", '#include <made.pb.h>\n#include "d/shared.h"\n')
         self.write("build/proto/made.pb.h", "")
+        self.write("build/proto/made.pb.cc", "int bad;\n")
         self.write("a.h", "")
         self.write("d/shared.h", "")
         entries = [
@@ -51,7 +52,7 @@ class LintChangedTest(unittest.TestCase):
                 "file": name,
                 "command": f"c++ -I{self.root} -isystem {self.root}/build/proto {name}",
             }
-            for name in ("a.cc", "b.cc", "c.cc")
+            for name in ("a.cc", "b.cc", "c.cc", "build/proto/made.pb.cc")
         ]
         self.write("build/compile_commands.json", json.dumps(entries))
         self.commit()

@@ -310,14 +310,6 @@ MUTATIONS = (
         SCHEDULE + "state_pool.cc",
         ("!slots_.IsShared(state.slot_)", "(!slots_.IsShared(state.slot_) || MUTANT)"),
     ),
-    edit(
-        "slots: free before the step that reads them",
-        SCHEDULE + "state_pool.cc",
-        (
-            "    slots_.ReleaseAfterStep(state.slot_);",
-            "    MUTANT ? slots_.Release(state.slot_) : slots_.ReleaseAfterStep(state.slot_);",
-        ),
-    ),
     choice(
         "slots: a snapshot one page too far",
         SCHEDULE + "state_pool.cc",
